@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.figures import TimePoint
 from benchmarks.records import Row
-from vitascope import load, train
+from vitascope import open_model, train
 from vitascope.model.anatomy import count_forward_flops_per_image, count_parameters
 from vitascope.run.metrics import list_epoch_seconds_without_setup, sum_epoch_seconds, sum_seconds_without_setup
 from vitascope.training.hardware import count_equivalent_forward_passes
@@ -32,7 +32,7 @@ def train_and_measure(
     start = time.perf_counter()
     run = train(recipe_name, runs=runs_folder or args.runs, quiet=True, **settings)
     cold_seconds, rows, model = time.perf_counter() - start, run.metrics, run.recipe.model
-    trained = load(run, device=args.device)
+    trained = open_model(run, device=args.device)
     split = "val" if args.tune else "test"
     if split == "val" and list(view_counts) == [1]:
         scores = {1: rows[-1]["val_accuracy"]}

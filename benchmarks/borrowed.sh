@@ -83,7 +83,7 @@ EOF
 }
 
 kernels() {  # RECIPES: measured for the shipped table, which comes back with what it had
-  cp src/vitascope/training/kernel_choices.json "$OUT/kernel_choices.json"
+  cp src/vitascope/inference/kernel_choices.json "$OUT/kernel_choices.json"
   "$PYTHON" -m benchmarks.kernel_table --recipes ${RECIPES:-cifar10-94 cifar10-95 cifar10-96 cifar10-best cifar10} \
     --set ${MORE:-} --out "$OUT/kernel_choices.json"
 }

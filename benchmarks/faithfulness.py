@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.__main__ import RESULTS_FOLDER
-from vitascope import load
+from vitascope import open_model
 from vitascope.evaluation.eval_data import load_eval_data
 from vitascope.explain import METHODS, correlate_with_shuffled_weights, measure_faithfulness
 from vitascope.run.files import make_folder, write_json
@@ -22,10 +22,11 @@ def main() -> None:
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    model = load(args.run)
-    split = load_eval_data(model.run, model.info, "test", None).samples  # explained, not used for an accuracy
+    classifier = open_model(args.run)
+    model, run = classifier.model, classifier.run
+    split = load_eval_data(run, classifier.info, "test", None).samples  # explained, not used for an accuracy
     some = split.select_evenly(args.images)
-    images, start = model.info.preparation(some.images), time.perf_counter()
+    images, start = classifier.preprocessing(some.images), time.perf_counter()
     rows: list[dict[str, Any]] = [
         asdict(row) for row in measure_faithfulness(model, images, on_method_start=lambda name: print(name, flush=True))
     ]
@@ -35,8 +36,8 @@ def main() -> None:
     record = {
         "name": f"explain-{args.name}",
         "command": f"python -m benchmarks.faithfulness RUN --name {args.name} --images {args.images}",
-        "recipe": model.run.recipe.name,
-        "epochs": model.run.recipe.train.epochs,
+        "recipe": run.recipe.name,
+        "epochs": run.recipe.train.epochs,
         "images": args.images,
         "seconds": round(time.perf_counter() - start, 1),
         "rows": rows,

@@ -13,11 +13,10 @@ import torch
 
 from benchmarks.records import Row, write_record
 from benchmarks.timing import synchronize_device
-from vitascope import load
-from vitascope.evaluation.eval_data import sample_val_or_train_images
-from vitascope.evaluation.prediction import load_or_convert_input_images
-from vitascope.evaluation.trained import TrainedTransformer
+from vitascope import Classifier, open_model
+from vitascope.inference.prediction import load_or_convert_input_images
 from vitascope.model.anatomy import count_forward_flops_per_image
+from vitascope.run.images import sample_val_or_train_images
 
 TokenReduction = dict[str, int]  # merge_tokens or drop_tokens -> tokens per block; empty: no reduction
 
@@ -30,33 +29,35 @@ def list_token_reductions(num_tokens: int, depth: int) -> list[TokenReduction]:
 
 @torch.no_grad()
 def measure_token_reductions(
-    model: TrainedTransformer, images: torch.Tensor, labels: torch.Tensor | None, num_rounds: int, batch_size: int
+    model: Classifier, images: torch.Tensor, labels: torch.Tensor | None, num_rounds: int, batch_size: int
 ) -> list[Row]:
-    device = next(model.parameters()).device.type
+    device = model.device.type
     reductions = list_token_reductions(model.config.num_patches, model.config.depth)
+    models = [model.with_token_reduction(**({"merge_tokens": 0, "drop_tokens": 0} | each)) for each in reductions]
     logits: list[list[torch.Tensor]] = [[] for _ in reductions]
     times: list[list[float]] = [[] for _ in reductions]
     for round_index in range(num_rounds + 1):  # the first round warms up and gives the predictions
         for batch_index, batch in enumerate(images.split(batch_size)):
             # Every batch with every reduction, in rotating order, so that noise affects all equally.
             for index in ((batch_index + offset) % len(reductions) for offset in range(len(reductions))):
-                model.set_token_reduction(**({"merge_tokens": 0, "drop_tokens": 0} | reductions[index]))
                 synchronize_device(device)
                 start = time.perf_counter()
-                batch_logits = model(batch)
+                batch_logits = models[index](batch)
                 synchronize_device(device)
                 if round_index:
                     times[index].append((time.perf_counter() - start) / len(batch))
                 else:
                     logits[index].append(batch_logits.float().cpu())
     return [
-        _make_row(model, settings, torch.cat(logits[index]), torch.cat(logits[0]), times[index], times[0], labels)
+        _make_row(
+            models[index], settings, torch.cat(logits[index]), torch.cat(logits[0]), times[index], times[0], labels
+        )
         for index, settings in enumerate(reductions)
     ]
 
 
 def _make_row(
-    model: TrainedTransformer,
+    model: Classifier,
     reduction: TokenReduction,
     logits: torch.Tensor,
     full_logits: torch.Tensor,
@@ -64,7 +65,6 @@ def _make_row(
     full_seconds_per_image: list[float],
     labels: torch.Tensor | None,
 ) -> Row:
-    model.set_token_reduction(**({"merge_tokens": 0, "drop_tokens": 0} | reduction))
     row: Row = {"way": next(iter(reduction), "all tokens"), "per_block": next(iter(reduction.values()), 0)}
     row |= {"tokens_at_the_end": model.config.num_tokens - sum(model.config.num_removed_per_block)}
     row |= {"gflops": round(count_forward_flops_per_image(model.config) / 1e9, 4)}
@@ -90,15 +90,15 @@ def main() -> None:
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    model = load(args.model, device=args.device)
+    model = open_model(args.model, device=args.device)
     if args.images:
-        stored, labels = load_or_convert_input_images(args.images, model.info.stored).images[: args.most], None
+        stored, labels = load_or_convert_input_images(args.images, model.stored_shape).images[: args.most], None
     else:
         sample = sample_val_or_train_images(model.run, model.info, args.most)
         if sample is None:
             raise SystemExit("The run's images cannot be found. Give --images FOLDER.")
         stored, labels = sample[0].images, sample[0].labels
-    images = model.info.preparation(stored).to(next(model.parameters()).device)
+    images = model.preprocessing(stored).to(model.device)
     write_record(
         args.out,
         args.commit,
@@ -107,7 +107,7 @@ def main() -> None:
         model=Path(args.model).name,
         images=len(images),
         pixels=list(images.shape[1:]),
-        device=next(model.parameters()).device.type,
+        device=model.device.type,
         rows=measure_token_reductions(model, images, labels, args.rounds, args.batch),
     )
     print(f"Record: {args.out}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.records import Row
 from benchmarks.timing import synchronize_device
-from vitascope.evaluation.trained import load
+from vitascope.inference.open_model import open_model
 from vitascope.model.anatomy import count_parameters
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.directory import Run
@@ -51,7 +51,7 @@ def train_and_measure(recipe_name: str, overrides: list[str], runs_folder: Path)
     start = time.monotonic()
     run = train_recipe(read_recipe(recipe_name, overrides), runs_folder, make_console(quiet=True))
     cold_seconds = time.monotonic() - start
-    evaluation, rows, recipe = load(run, device="auto").evaluate(), run.metrics, run.recipe
+    evaluation, rows, recipe = open_model(run, device="auto").evaluate(), run.metrics, run.recipe
     row = {
         "recipe": recipe_name,
         "track": "pure",

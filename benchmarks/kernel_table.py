@@ -1,7 +1,7 @@
 """`python -m benchmarks.kernel_table`: measure the fastest kernels of recipes on this GPU, for the built-in table.
 
-For each recipe, the training batch (compiled and not) and the batches of `load(fast=True)` are measured. The results
-are merged into the table. Known shapes of this GPU and torch version are only measured again with --again.
+For each recipe, the training batch (compiled and not) and the batches of `open_model(fast=True)` are measured.
+The results are merged into the table. Known shapes of this GPU and torch version are only measured again with --again.
 """
 
 import argparse
@@ -12,16 +12,9 @@ from pathlib import Path
 import torch
 
 from vitascope.errors import UserError
-from vitascope.evaluation.fast import CudaGraphInference, make_bfloat16_inference_workload
-from vitascope.model.config import ModelConfig
-from vitascope.model.vit import VisionTransformer
-from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.schema import Recipe
-from vitascope.run.files import write_json
-from vitascope.training.build_state import make_training_workload
-from vitascope.training.hardware import choose_or_check_device, choose_precision
-from vitascope.training.initial_weights import STAGE_PREFIX, make_first_stage_recipe
-from vitascope.training.kernel_choice import (
+from vitascope.inference.fast import CudaGraphInference, make_bfloat16_inference_workload
+from vitascope.inference.hardware import choose_or_check_device
+from vitascope.inference.kernel_choice import (
     SHIPPED_TABLE_PATH,
     KernelTable,
     KernelWorkload,
@@ -30,6 +23,14 @@ from vitascope.training.kernel_choice import (
     make_kernel_key,
     read_kernel_table_or_empty,
 )
+from vitascope.model.config import ModelConfig
+from vitascope.model.vit import VisionTransformer
+from vitascope.recipe.reading import read_recipe
+from vitascope.recipe.schema import Recipe
+from vitascope.run.files import write_json
+from vitascope.training.build_state import make_training_workload
+from vitascope.training.hardware import choose_precision
+from vitascope.training.initial_weights import STAGE_PREFIX, make_first_stage_recipe
 
 UNLIMITED_IMAGES = 10**9  # no recipe's batch is larger than its data
 

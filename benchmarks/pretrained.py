@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.records import write_record
-from vitascope import load, train
+from vitascope import open_model, train
 from vitascope.model.anatomy import count_forward_flops_per_image
 
 
@@ -78,7 +78,7 @@ def train_and_measure(
         score = rows[-1]["val_accuracy"]
     else:
         test_data = str(args.photos / "val") if data_name == "tiny10" else None
-        score = load(run.path, device=args.device).evaluate(data=test_data, robust=False).accuracy
+        score = open_model(run.path, device=args.device).evaluate(data=test_data, robust=False).accuracy
     config = run.recipe.model
     row = {
         "data": data_name,

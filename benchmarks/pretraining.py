@@ -17,7 +17,7 @@ from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.arms import train_and_measure
 from benchmarks.figures import draw_accuracy_by_label_fraction
 from benchmarks.records import GrowingRecord, add_run_options
-from vitascope import load, train
+from vitascope import open_model, train
 from vitascope.draw.style import save_figure
 from vitascope.evaluation.probe import evaluate_knn_and_linear_probe
 from vitascope.model.anatomy import count_forward_flops_per_image
@@ -52,7 +52,7 @@ def pretrain_or_find_run(pretraining_method: str, seed: int, args: argparse.Name
 
 def evaluate_features(pretraining_method: str, run: Run, args: argparse.Namespace) -> dict[str, Any]:
     """Evaluate the frozen features on test images (with --tune: validation images)."""
-    result = evaluate_knn_and_linear_probe(load(run, device=args.device), "val" if args.tune else "test")
+    result = evaluate_knn_and_linear_probe(open_model(run, device=args.device), "val" if args.tune else "test")
     row = {
         "arm": ARM_BY_METHOD[pretraining_method],
         "kind": "features",

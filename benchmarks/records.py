@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vitascope.inference.hardware import choose_or_check_device
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import collect_machine_info
-from vitascope.training.hardware import choose_or_check_device
 
 Row = dict[str, Any]  # one row of a record, with stored keys
 Record = dict[str, Any]  # contents of a record file

@@ -16,6 +16,8 @@ from benchmarks.figures import SettingEffect, TimePoint, draw_accuracy_over_time
 from benchmarks.records import GrowingRecord, add_run_options
 from vitascope.draw.style import save_figure
 from vitascope.errors import UserError, suggest_choice
+from vitascope.inference.hardware import choose_or_check_device
+from vitascope.inference.views import check_views_match_training
 from vitascope.recipe.augmentation import resolve_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe, format_value
@@ -25,8 +27,6 @@ from vitascope.records.ablation import (
     list_gains_in_percentage_points,
 )
 from vitascope.records.record import read_record, read_results_file
-from vitascope.training.hardware import choose_or_check_device
-from vitascope.training.scoring import check_views_match_training
 
 BASELINE = "as it is"
 EFFECTS_CAPTION = (

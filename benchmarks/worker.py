@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from benchmarks.contenders import MODEL_BUILDERS, SHAPES
 from benchmarks.timing import synchronize_device
 from vitascope import ModelConfig
-from vitascope.training.hardware import set_malloc_to_keep_memory
+from vitascope.inference.hardware import set_malloc_to_keep_memory
 
 TimedCall = Callable[[], object]
 TASKS = ("train", "infer", "step", "recipe", "fast")
@@ -108,9 +108,9 @@ def build_inference_call(
 
 
 def build_fast_inference_call(model: nn.Module, images: torch.Tensor) -> TimedCall:
-    """Build inference as after `vitascope.load(run, fast=True)`."""
+    """Build inference as after `vitascope.open_model(run, fast=True)`."""
     from vitascope import VisionTransformer
-    from vitascope.evaluation.fast import build_fastest_feature_function
+    from vitascope.inference.fast import build_fastest_feature_function
 
     if not isinstance(model, VisionTransformer):
         raise TypeError("fast inference is only for Vitascope models")

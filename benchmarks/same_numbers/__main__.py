@@ -22,7 +22,7 @@ from benchmarks.same_numbers.settings import ADDED_METRICS, METRIC_RENAMES, REMO
 from benchmarks.same_numbers.worker import Result, Setting
 from benchmarks.trees import export_commit, find_commit_hash, has_vitascope_package, make_empty_folder, name_tree
 from vitascope.errors import UserError, suggest_choice
-from vitascope.training.hardware import choose_or_check_device
+from vitascope.inference.hardware import choose_or_check_device
 
 METRIC_NAMES = MetricNames(METRIC_RENAMES, ADDED_METRICS, REMOVED_METRICS)
 IDENTICAL, DIFFERENT, NOT_REPEATABLE = "identical", "different", "not repeatable"

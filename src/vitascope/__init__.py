@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from vitascope import explain, export
     from vitascope.coursework.checker.check import check
     from vitascope.errors import UserError
-    from vitascope.evaluation.trained import from_pretrained, load
+    from vitascope.inference.classifier import Classifier
+    from vitascope.inference.open_model import from_pretrained, load, open_model
     from vitascope.model.attention import SelfAttention
     from vitascope.model.attention_variants import SelfAttention2d, SingleHeadAttention
     from vitascope.model.config import ModelConfig
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Classifier": "inference.classifier",
     "ModelConfig": "model.config",
     "SelfAttention": "model.attention",
     "SelfAttention2d": "model.attention_variants",
@@ -34,9 +36,10 @@ _HOMES = {
     "attend": "model.scaled_dot_product",
     "causal_mask": "model.scaled_dot_product",
     "check": "coursework.checker.check",
-    "from_pretrained": "evaluation.trained",
+    "from_pretrained": "inference.open_model",
     "from_torch": "weights.torch_layers",
-    "load": "evaluation.trained",
+    "load": "inference.open_model",
+    "open_model": "inference.open_model",
     "patchify": "model.patches",
     "resume": "training.train",
     "to_torch": "weights.torch_layers",
@@ -47,6 +50,7 @@ _HOMES = {
 _PARTS = ("explain", "export")  # parts of their own: vitascope.explain.attention_maps(model, images)
 
 __all__ = [
+    "Classifier",
     "ModelConfig",
     "SelfAttention",
     "SelfAttention2d",
@@ -63,6 +67,7 @@ __all__ = [
     "from_pretrained",
     "from_torch",
     "load",
+    "open_model",
     "patchify",
     "resume",
     "to_torch",

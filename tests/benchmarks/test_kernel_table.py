@@ -9,10 +9,10 @@ import torch
 
 from benchmarks import kernel_table
 from vitascope import ModelConfig, UserError, VisionTransformer
-from vitascope.evaluation.fast import SMALL_BATCH_SIZE
+from vitascope.inference.fast import SMALL_BATCH_SIZE
+from vitascope.inference.kernel_choice import KernelWorkload, LayerCall
 from vitascope.model.attention import SelfAttention
 from vitascope.recipe.reading import read_recipe
-from vitascope.training.kernel_choice import KernelWorkload, LayerCall
 
 SMALL = ["model.embed_dim=64", "model.depth=1", "model.num_heads=2", "train.batch_size=12", "train.precision=float32"]
 

@@ -14,7 +14,7 @@ from tests.weights.test_pretrained import SHARED, build_small_timm, compute_max_
 from vitascope import ModelConfig, adapt, load
 from vitascope.cli.adapt import CHANNELS_ERROR, GRAYSCALE_ERROR, PATCH_SIZE_ERROR, POSITIONS_ERROR
 from vitascope.run.directory import make_external_model
-from vitascope.weights.pretrained import open_weights
+from vitascope.weights.pretrained import read_pretrained_model
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_the_relative_error_is_explained_for_what_is_resampled(vitascope, weight
 
 @real
 def test_the_relative_errors_that_are_called_normal_are_those_of_real_weights() -> None:
-    pretrained = open_weights(str(SHARED / "weights" / "deit_tiny_patch16_224.safetensors"))
+    pretrained = read_pretrained_model(str(SHARED / "weights" / "deit_tiny_patch16_224.safetensors"))
 
     def measure_percent(name: str, **settings: Any) -> float:
         """Of the last change: the channels are adapted after the patch size."""

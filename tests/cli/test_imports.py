@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
+
+from tests.training.tiny import shared_run
 
 ROOT = Path(__file__).parents[2]
 SLOW = (
@@ -64,6 +67,17 @@ def test_training_and_predicting_import_neither_the_compiler_nor_unused_packages
     assert list_imports(LIST_IMPORTS, *words, cwd=tmp_path) == {"torch", "omegaconf", "tensorboard", "matplotlib"}
     [image] = (ROOT / "docs/images").glob("positions.png")
     assert list_imports(LIST_IMPORTS, "predict", "runs/digits", str(image), cwd=tmp_path) == {"torch"}
+
+
+def test_predicting_imports_nothing_of_training(tmp_path) -> None:
+    shared_run(tmp_path, **{"train.epochs": 1})
+    Image.new("L", (8, 8)).save(tmp_path / "digit.png")
+    listed = f"name for name in {SLOW!r} if name in sys.modules"
+    assert listed in LIST_IMPORTS
+    code = LIST_IMPORTS.replace(listed, "name for name in sys.modules if name.startswith('vitascope.')")
+    modules = list_imports(code, "predict", "digits", "digit.png", cwd=tmp_path)
+    assert "vitascope.inference.classifier" in modules
+    assert not {name for name in modules if name.startswith("vitascope.training")}
 
 
 def test_self_supervised_training_imports_no_compiler(tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""load(run, fast=True): the same answers, by a way that was measured and checked."""
+"""open_model(run, fast=True): the same answers, by a way that was measured and checked."""
 
 import json
 import time
@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from vitascope import ModelConfig, VisionTransformer, load
-from vitascope.evaluation import fast
-from vitascope.evaluation.fast import CudaGraphInference, build_fastest_feature_function, load_or_measure_accuracy_loss
+from vitascope import ModelConfig, VisionTransformer, open_model
+from vitascope.inference import fast
+from vitascope.inference.fast import CudaGraphInference, build_fastest_feature_function, load_or_measure_accuracy_loss
 from vitascope.model.precision import Int8Linear
 from vitascope.run import machine
 
@@ -57,9 +57,9 @@ def test_what_is_faster_and_as_good_answers_and_the_check_is_kept(run, int8_wins
     monkeypatch.setattr(
         fast, "MAX_ACCURACY_LOSS_POINTS", 3.0
     )  # so small and so briefly trained a model knows little for sure
-    model = load(run.path, fast=True)
+    model = open_model(run.path, fast=True)
     assert model.fast.description.startswith("int8: matrix products 2.0 times as fast as float32, accuracy loss")
-    plain = load(run.path)
+    plain = open_model(run.path)
     pictures = images_for(plain)
     with torch.no_grad():
         assert 0 < (model(pictures) - plain(pictures)).norm() < 0.1 * plain(pictures).norm()
@@ -67,31 +67,31 @@ def test_what_is_faster_and_as_good_answers_and_the_check_is_kept(run, int8_wins
     assert abs(model.evaluate("val", robust=False).accuracy - plain.evaluate("val", robust=False).accuracy) <= 0.03
     assert json.loads((run.path / "fast.json").read_text())["int8"]["points_lost"] <= 3.0
     monkeypatch.setattr(fast, "sample_val_or_train_images", lambda *_: pytest.fail("looked again"))
-    assert load(run.path, fast=True).fast.description == model.fast.description
+    assert open_model(run.path, fast=True).fast.description == model.fast.description
     assert "int8" in model._repr_html_()
 
 
 def test_what_loses_too_much_or_cannot_be_checked_is_not_used(run, int8_wins, monkeypatch) -> None:
-    plain, pictures = load(run.path), torch.randn(3, 1, 8, 8)
+    plain, pictures = open_model(run.path), torch.randn(3, 1, 8, 8)
     cases = (
         (0.3, "float32: int8 would lower the accuracy on the run's images by 0.3 percentage points"),
         (None, "float32: the accuracy of int8 cannot be checked, because the run's images are not available"),
     )
     for lost, words in cases:
         monkeypatch.setattr(fast, "load_or_measure_accuracy_loss", lambda *_, lost=lost: lost)
-        model = load(run.path, fast=True)
+        model = open_model(run.path, fast=True)
         assert model.fast.description.startswith(words)
         with torch.no_grad():
             assert torch.equal(model(pictures), plain(pictures))
 
 
 def test_points_lost_are_counted_on_the_run_s_own_images(run) -> None:
-    model = load(run.path)
+    model = open_model(run.path)
 
     def blind(images: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(images), model.config.embed_dim)
 
-    lost = load_or_measure_accuracy_loss(model, blind, "blind", run, model.info)
+    lost = load_or_measure_accuracy_loss(model.model, blind, "blind", run, model.info)
     assert 20 < lost < 95  # it always says the same class
     assert json.loads((run.path / "fast.json").read_text())["blind"]["points_lost"] == lost
 
@@ -99,7 +99,7 @@ def test_points_lost_are_counted_on_the_run_s_own_images(run) -> None:
 def test_where_nothing_is_faster_float32_stays(run, monkeypatch) -> None:
     monkeypatch.setattr(fast, "measure_inference_speedup", lambda form, *_: 1.02)
     wanted = "float32: no other format is at least 1.15 times as fast on this machine (best: 1.02 times)"
-    assert load(run.path, fast=True).fast.description == wanted
+    assert open_model(run.path, fast=True).fast.description == wanted
     assert not (run.path / "fast.json").exists()
 
 

@@ -12,12 +12,12 @@ import timm
 import torch
 import transformers
 
-from vitascope import ModelConfig, UserError, VisionTransformer, load
+from vitascope import ModelConfig, UserError, VisionTransformer, open_model
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.evaluation import sharing
-from vitascope.evaluation.fast import FastInference
 from vitascope.evaluation.sharing import save_pretrained
-from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.fast import FastInference
 from vitascope.run.checkpoint import save_model_folder
 from vitascope.weights.model_info import ModelInfo
 from vitascope.weights.write_formats import CONVERTERS_BY_LIBRARY
@@ -26,7 +26,7 @@ SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_head
 DROPS = {"pos_drop_rate": 0.3, "proj_drop_rate": 0.3, "attn_drop_rate": 0.3, "drop_path_rate": 0.3, "drop_rate": 0.3}
 
 
-def ours(folder: Path, **settings) -> TrainedTransformer:
+def ours(folder: Path, **settings) -> Classifier:
     config = ModelConfig(**(SMALL | settings))
     model, colours = VisionTransformer(config), config.in_chans
     for weight in model.parameters():
@@ -35,7 +35,7 @@ def ours(folder: Path, **settings) -> TrainedTransformer:
     classes = [str(number) for number in range(config.num_classes)]
     facts = ModelInfo(config, classes, preparation, (colours, *config.image_shape))
     save_model_folder(folder, facts, model.state_dict())
-    return load(folder)
+    return open_model(folder)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -126,12 +126,13 @@ def test_where_transformers_is_missing_our_own_reader_checks(tmp_path, monkeypat
 
 
 def test_a_model_that_trains_or_answers_faster_is_saved_as_its_weights_are(tmp_path) -> None:
-    model = ours(tmp_path / "ours", **DROPS).train()
+    model = ours(tmp_path / "ours", **DROPS)
+    model.model.train()
     model.save_pretrained(tmp_path / "training")
-    assert model.training and all(block.training for block in model.blocks)
-    model.eval()
-    model.fast = FastInference(lambda images: torch.zeros(len(images), 48), "very fast")
-    model.save_pretrained(tmp_path / "fast")
+    assert all(module.training for module in model.model.modules())
+    model.model.eval()
+    fast = FastInference(lambda images: torch.zeros(len(images), 48), "very fast")
+    replace(model, fast=fast).save_pretrained(tmp_path / "fast")
     before, after = (files_of(tmp_path / name)["model.safetensors"] for name in ("ours", "fast"))
     assert before == after
 
@@ -142,7 +143,7 @@ def test_a_run_is_never_overwritten(run, form, tmp_path) -> None:
     with pytest.raises(UserError, match=r"is a run, and its files would be overwritten\. Choose another folder"):
         model.save_pretrained(run.path, library=form)
     with pytest.raises(UserError, match="is a run, and its files would be overwritten"):
-        save_model_folder(run.path, model.info, model.state_dict())
+        save_model_folder(run.path, model.info, model.model.state_dict())
     assert files_of(run.path) == before
 
 
@@ -162,15 +163,15 @@ def test_a_card_tells_the_accuracy_of_the_weights_it_is_for(run, tmp_path) -> No
     rows[4]["val_accuracy"], rows[-1]["val_accuracy"] = 0.875, 0.25
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for best, there, elsewhere in ((True, "87.50% (epoch 5, the best of 20", "25.00%"), (False, "25.00%", "87.50%")):
-        folder = load(place, best=best).save_pretrained(tmp_path / str(best))
+        folder = open_model(place, best=best).save_pretrained(tmp_path / str(best))
         card = (folder / "README.md").read_text()
         assert f"Validation accuracy {there}" in card and elsewhere not in card
 
 
 def test_a_card_counts_the_evaluations_on_test_images(run, tmp_path) -> None:
-    load(run.path).evaluate(robust=False)
-    load(run.path).evaluate(robust=False)
-    card = (load(run.path).save_pretrained(tmp_path / "out") / "README.md").read_text()
+    open_model(run.path).evaluate(robust=False)
+    open_model(run.path).evaluate(robust=False)
+    card = (open_model(run.path).save_pretrained(tmp_path / "out") / "README.md").read_text()
     assert "first evaluation on the test images)." in card and "evaluation number 2 on the test images)." in card
 
 

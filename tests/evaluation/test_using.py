@@ -1,6 +1,7 @@
 """A trained run in use: predictions, evaluations, features, neighbours."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from vitascope.evaluation.figures import (
     draw_evaluation_figures,
     write_evaluation_json_and_figures,
 )
-from vitascope.training.hardware import make_float32_inference_hardware
-from vitascope.training.scoring import compute_logits
+from vitascope.inference.hardware import make_float32_inference_hardware
+from vitascope.inference.scoring import compute_logits
+from vitascope.training.scoring import compute_outputs_in_eval_mode
 
 
 def saved(folder, count=30):
@@ -37,10 +39,10 @@ def saved(folder, count=30):
 @pytest.mark.parametrize("settings", [{}, {"model.img_size": 12, "model.patch_size": 4, "model.in_chans": 3}])
 def test_a_prediction_from_a_file_equals_the_evaluation_of_the_same_image(tmp_path, settings) -> None:
     """Also where the model's size and channels are not the stored ones: a file goes the training images' way."""
-    model = vitascope.load(tiny_run(tmp_path, **settings))
+    model = vitascope.open_model(tiny_run(tmp_path, **settings))
     paths, test = saved(tmp_path / "files")
     shares = (
-        compute_logits(model, test.images, model.info.preparation, make_float32_inference_hardware(model))
+        compute_logits(model.model, test.images, model.info.preparation, make_float32_inference_hardware(model.model))
         .double()
         .softmax(1)
     )
@@ -52,7 +54,7 @@ def test_a_prediction_from_a_file_equals_the_evaluation_of_the_same_image(tmp_pa
 
 
 def test_images_in_any_form_are_the_same_images(run, tmp_path) -> None:
-    model = vitascope.load(run)
+    model = vitascope.open_model(run)
     paths, test = saved(tmp_path / "files", 6)
     forms = [
         paths,
@@ -75,7 +77,7 @@ def test_images_in_any_form_are_the_same_images(run, tmp_path) -> None:
 
 def test_a_picture_of_another_shape_is_the_same_picture_as_file_pillow_image_array_and_tensor(run, tmp_path) -> None:
     """Cropped, resized and set on white in one way; order and repetitions are kept."""
-    model = vitascope.load(run)
+    model = vitascope.open_model(run)
     noise = (torch.rand(30, 20, 4) * 255).byte().numpy()
     Image.fromarray(noise).save(tmp_path / "rgba.png")
     Image.fromarray(noise[..., :3]).save(tmp_path / "rgb.png")
@@ -96,16 +98,20 @@ def test_one_error_is_not_called_some_images() -> None:
 
 def test_a_classifier_can_be_fitted_on_features(run) -> None:
     probe = torch.nn.Linear(32, 10)
-    features = vitascope.load(run).features(open_builtin_digits().load_split("train").images[:8])
+    features = vitascope.open_model(run).features(open_builtin_digits().load_split("train").images[:8])
     torch.nn.functional.cross_entropy(probe(features), torch.arange(8)).backward()
     assert probe.weight.grad is not None
 
 
 def test_a_failed_answer_leaves_the_model_as_it_was(run) -> None:
-    model = vitascope.load(run).train()
+    model = vitascope.open_model(run).model.train()
     with pytest.raises(ValueError, match="spoilt"):
-        compute_logits(
-            model, open_builtin_digits().load_split("train").images[:2], _spoilt, make_float32_inference_hardware(model)
+        compute_outputs_in_eval_mode(
+            model,
+            model,
+            open_builtin_digits().load_split("train").images[:2],
+            _spoilt,
+            make_float32_inference_hardware(model),
         )
     assert model.training
 
@@ -119,18 +125,18 @@ def test_a_mirror_symmetric_model_gains_nothing_from_two_views_whatever_the_imag
     """So both views must see the same spoilt image."""
     from vitascope.evaluation.robustness import measure_accuracy_under_corruptions
 
-    model, test = vitascope.load(run), open_builtin_digits().load_split("test")
+    model, test = vitascope.open_model(run), open_builtin_digits().load_split("test")
 
     class Symmetric(torch.nn.Module):
-        def forward(self, images):
-            return model(images) + model(images.flip(-1))
+        def __init__(self) -> None:
+            super().__init__()
+            self.one_sided = model.model
 
-    found = [
-        measure_accuracy_under_corruptions(
-            Symmetric(), test, model.info.preparation, make_float32_inference_hardware(model), views
-        )
-        for views in (1, 2)
-    ]
+        def forward(self, images):
+            return self.one_sided(images) + self.one_sided(images.flip(-1))
+
+    symmetric = replace(model, model=Symmetric().eval())
+    found = [measure_accuracy_under_corruptions(symmetric, test, views) for views in (1, 2)]
     assert found[0] == found[1]
 
 
@@ -139,7 +145,7 @@ def test_a_look_at_other_images_is_no_look_at_the_test_images(run, tmp_path) -> 
     from vitascope.run.listing import summarize_run
     from vitascope.run.test_set_log import find_first_finished_test_entry, read_test_set_log
 
-    model = vitascope.load(run)
+    model = vitascope.open_model(run)
     saved(tmp_path / "files", 12)
     model.evaluate(data=str(tmp_path / "files"), robust=False)
     model.evaluate(data=str(tmp_path / "runs" / ".." / "files"), robust=False)
@@ -155,7 +161,7 @@ def test_a_look_at_other_images_is_no_look_at_the_test_images(run, tmp_path) -> 
 def test_the_runs_own_folder_without_test_images_is_not_evaluated_as_new_data(tmp_path) -> None:
     saved(tmp_path / "own", 80)
     run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own"), "train.batch_size": 8, "train.epochs": 1})
-    model = vitascope.load(run)
+    model = vitascope.open_model(run)
     with pytest.raises(UserError, match="has no test images"):
         model.evaluate(data=str(tmp_path / "own"))
     assert model.evaluate("val", robust=False).temperature is None
@@ -173,7 +179,7 @@ def test_data_that_is_gone_costs_the_temperature_only(tmp_path) -> None:
     saved(tmp_path / "own", 80)
     run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own"), "train.batch_size": 8, "train.epochs": 1})
     (tmp_path / "own").rename(tmp_path / "moved")
-    found = vitascope.load(run).evaluate(data=str(tmp_path / "moved"), robust=False)
+    found = vitascope.open_model(run).evaluate(data=str(tmp_path / "moved"), robust=False)
     assert found.temperature is None and "There is no data set" in found.temperature_note
 
 
@@ -185,14 +191,14 @@ def test_an_npz_with_numbers_for_classes_judges_a_run_with_names(tmp_path) -> No
     config["classes"] = [f"class {name}" for name in config["classes"]]
     run.get_path("config.json").write_text(json.dumps(config))
     np.savez(tmp_path / "new.npz", x_test=test.images[:, 0].numpy(), y_test=test.labels.numpy())
-    found = vitascope.load(run).evaluate(data=str(tmp_path / "new.npz"), robust=False)
+    found = vitascope.open_model(run).evaluate(data=str(tmp_path / "new.npz"), robust=False)
     assert found.eval_data.split == "test" and found.per_class["class 3"].images == int((test.labels == 3).sum())
 
 
 def test_files_that_are_no_images_are_named_in_every_answer(run, tmp_path) -> None:
     paths, _ = saved(tmp_path / "files", 12)
     (paths[0].parent / "torn.png").write_bytes(b"no image")
-    model = vitascope.load(run)
+    model = vitascope.open_model(run)
     found = model.evaluate(data=str(tmp_path / "files"), robust=False)
     near = find_similar_images(model, paths[0], tmp_path / "files", 3)
     for broken in (
@@ -208,7 +214,7 @@ def test_a_torn_line_among_the_openings_is_a_look_without_a_result(run) -> None:
     from vitascope.run.test_set_log import read_test_set_log
 
     run.get_path("test-openings.jsonl").write_bytes(b'{"opening": 1, "when": "20\xff')
-    found = vitascope.load(run).evaluate(robust=False)
+    found = vitascope.open_model(run).evaluate(robust=False)
     assert found.test_use_count == 2
     assert [bool(opening.result) for opening in read_test_set_log(run)] == [False, True]
 
@@ -229,11 +235,11 @@ def test_a_torn_line_among_the_openings_is_a_look_without_a_result(run) -> None:
 )
 def test_what_is_no_image_is_refused(run, images, sentence) -> None:
     with pytest.raises(UserError, match=sentence):
-        vitascope.load(run).predict(images)
+        vitascope.open_model(run).predict(images)
 
 
 def test_an_evaluation_agrees_with_itself(run) -> None:
-    found = vitascope.load(run).evaluate()
+    found = vitascope.open_model(run).evaluate()
     told = found.as_dict()
     counts = torch.tensor(told["confusion"])
     assert counts.sum() == told["images"] == 899
@@ -254,7 +260,7 @@ def test_an_evaluation_agrees_with_itself(run) -> None:
 
 
 def test_the_report_and_its_pictures_are_in_the_run_and_in_a_notebook(run) -> None:
-    model = vitascope.load(run)
+    model = vitascope.open_model(run)
     found = model.evaluate("val")
     folder = write_evaluation_json_and_figures(found)
     assert folder == run.path / "evaluation" / "val"
@@ -274,18 +280,16 @@ def test_other_data_is_matched_by_the_names_of_its_classes(run, tmp_path) -> Non
     for path in (tmp_path / "files" / "3").iterdir():
         path.unlink()
     (tmp_path / "files" / "3").rmdir()  # a class less: numbers would be off by one
-    found = vitascope.load(run).evaluate(data=str(tmp_path / "files"))
+    found = vitascope.open_model(run).evaluate(data=str(tmp_path / "files"))
     kept = test.labels != 3
-    said = compute_logits(
-        model := vitascope.load(run), test.images, model.info.preparation, make_float32_inference_hardware(model)
-    ).argmax(1)
+    said = vitascope.open_model(run).compute_stored_logits(test.images).argmax(1)
     assert found.accuracy == pytest.approx((said == test.labels)[kept].float().mean().item())
     assert found.eval_data.split == "all" and found.per_class["3"].recall is None
     assert found.worst_errors[0].file in [str(path.resolve()) for path in paths]
     (tmp_path / "files" / "cat").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "files" / "cat" / "x.png")
     with pytest.raises(UserError, match="classes unknown to the model: cat"):
-        vitascope.load(run).evaluate(data=str(tmp_path / "files"))
+        vitascope.open_model(run).evaluate(data=str(tmp_path / "files"))
 
 
 def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> None:
@@ -296,13 +300,14 @@ def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> No
     pixels = test.images[:, 0].numpy()
     np.savez(tmp_path / "own.npz", x_train=pixels, y_train=test.labels, x_test=pixels[:50], y_test=test.labels[:50])
     run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own.npz"), "data.augment.flip": 0.5})
-    model = vitascope.load(run)
+    model = vitascope.open_model(run)
     images = open_npz_data_source(tmp_path / "own.npz").load_split("test").images
     prepare = model.info.preparation
     with torch.inference_mode():
         expected = (model(prepare(images)) + model(prepare(images.flip(-1)))) / 2
     torch.testing.assert_close(
-        compute_logits(model, images, prepare, make_float32_inference_hardware(model), num_views=2), expected
+        compute_logits(model.model, images, prepare, make_float32_inference_hardware(model.model), num_views=2),
+        expected,
     )
     found = model.evaluate(views=2)
     assert found.accuracy == pytest.approx((expected.argmax(1) == test.labels[:50]).float().mean().item())
@@ -312,9 +317,7 @@ def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> No
             write_evaluation_json_and_figures(model.evaluate(views=views, robust=False)).name == f"test-{views}-views"
         )
     assert [opening.views for opening in read_test_set_log(run)] == [2, 6, 10]
-    six = (
-        compute_logits(model, images, prepare, make_float32_inference_hardware(model), num_views=6).double().softmax(1)
-    )
+    six = model.compute_stored_logits(images, views=6).double().softmax(1)
     said = model.predict(images, views=6)
     assert [item.probability for item in said] == pytest.approx(six.amax(1).tolist())
 
@@ -322,20 +325,20 @@ def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> No
 def test_a_mirror_image_is_not_shown_to_a_model_that_never_saw_one(run) -> None:
     for ask in (lambda model: model.evaluate(views=2), lambda model: model.predict(torch.zeros(1, 1, 8, 8), views=2)):
         with pytest.raises(UserError, match=r"this run was trained with data\.augment\.flip=0"):
-            ask(vitascope.load(run))
+            ask(vitascope.open_model(run))
     with pytest.raises(UserError, match="views=3"):
-        vitascope.load(run).evaluate(views=3)
+        vitascope.open_model(run).evaluate(views=3)
     assert not run.get_path("test-openings.jsonl").exists(), "a refused look is no look"
 
 
 def test_features_are_what_the_classifier_sees_and_are_written_with_their_files(run, tmp_path) -> None:
-    model = vitascope.load(run)
+    model = vitascope.open_model(run)
     _, test = saved(tmp_path / "files", 20)
     (tmp_path / "files" / "0" / "torn.png").write_bytes(b"no image")
     found = compute_features_of_image_files(model, [tmp_path / "files"])
     assert [name.split("/")[-1] for name in found.unreadable_files] == ["torn.png"]
     with torch.inference_mode():
-        logits = model.head(found.features)
+        logits = model.model.head(found.features)
     assert [model.classes[number] for number in logits.argmax(1).tolist()] == found.predictions.labels
     torch.testing.assert_close(model.features(test.images).sum(0), found.features.sum(0), atol=1e-4, rtol=0)
     found.save(tmp_path / "out.npz")
@@ -351,7 +354,7 @@ def test_features_are_what_the_classifier_sees_and_are_written_with_their_files(
 def test_features_go_to_parquet(run, tmp_path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     saved(tmp_path / "files", 5)
-    found = compute_features_of_image_files(vitascope.load(run), [tmp_path / "files"])
+    found = compute_features_of_image_files(vitascope.open_model(run), [tmp_path / "files"])
     found.save(tmp_path / "out.parquet")
     table = parquet.read_table(tmp_path / "out.parquet")
     assert table.column("file").to_pylist() == found.files
@@ -359,8 +362,8 @@ def test_features_go_to_parquet(run, tmp_path) -> None:
 
 
 def test_the_image_most_like_a_training_image_is_itself(run, tmp_path) -> None:
-    model = vitascope.load(run)
-    from vitascope.evaluation.eval_data import load_verified_run_split
+    model = vitascope.open_model(run)
+    from vitascope.run.images import load_verified_run_split
 
     train = load_verified_run_split(run, model.info, "train")
     Image.fromarray(train.images[17, 0].numpy()).save(tmp_path / "one.png")
@@ -373,13 +376,13 @@ def test_the_image_most_like_a_training_image_is_itself(run, tmp_path) -> None:
     again = find_similar_images(model, tmp_path / "one.png", None, 5)  # from the features kept in the run
     assert run.get_path("features.npz").is_file() and again.similarities == pytest.approx(first.similarities)
     with torch.no_grad():
-        model.fc_norm.weight.mul_(-1)  # other weights: the kept features must not answer for them
+        model.model.fc_norm.weight.mul_(-1)  # other weights: the kept features must not answer for them
     assert find_similar_images(model, tmp_path / "one.png", None, 1).similarities[0] == pytest.approx(1, abs=1e-5)
 
 
 def test_a_run_from_another_machine_finds_its_data_in_this_ones_place(tmp_path, monkeypatch) -> None:
     from vitascope.data.config import DataConfig
-    from vitascope.evaluation.eval_data import reset_missing_data_root
+    from vitascope.run.images import reset_missing_data_root
 
     assert reset_missing_data_root(DataConfig(root="/not/here")).root is None
     assert reset_missing_data_root(DataConfig(root=str(tmp_path))).root == str(tmp_path)
@@ -387,7 +390,7 @@ def test_a_run_from_another_machine_finds_its_data_in_this_ones_place(tmp_path, 
 
 def test_a_run_can_be_loaded_with_token_reduction(run) -> None:
     """The predictions change and the log names the setting; the run's config does not change."""
-    whole, merged = vitascope.load(run), vitascope.load(run, merge_tokens=2)
+    whole, merged = vitascope.open_model(run), vitascope.open_model(run, merge_tokens=2)
     images = open_builtin_digits().load_split("test").images[:50]
     shares = [[item.probability for item in model.predict(images)] for model in (whole, merged)]
     assert shares[0] != shares[1]
@@ -395,14 +398,14 @@ def test_a_run_can_be_loaded_with_token_reduction(run) -> None:
     assert found.weights_label == "last, merge_tokens=2"
     assert write_evaluation_json_and_figures(found).name == "test-merge2"
     assert "merge_tokens=2" in run.get_path("test-openings.jsonl").read_text()
-    assert vitascope.load(run).config == whole.config
-    quick = vitascope.load(run, fast=True)
-    quick.set_token_reduction(drop_tokens=3)
-    plain = vitascope.load(run, drop_tokens=3)
+    assert vitascope.open_model(run).config == whole.config
+    quick = vitascope.open_model(run, fast=True)
+    quick = quick.with_token_reduction(drop_tokens=3)
+    plain = vitascope.open_model(run, drop_tokens=3)
     assert torch.equal(quick.features(images), plain.features(images))  # what was made for all tokens is not used
     assert found.reduction == "2 tokens merged per block" and found.reduction in merged._repr_html_()
     with pytest.raises(UserError, match="merge_tokens and drop_tokens cannot be combined"):
-        vitascope.load(run, merge_tokens=1, drop_tokens=1)
+        vitascope.open_model(run, merge_tokens=1, drop_tokens=1)
 
 
 def test_weights_without_a_classifier_give_features_and_say_so_otherwise(tmp_path) -> None:
@@ -412,7 +415,7 @@ def test_weights_without_a_classifier_give_features_and_say_so_otherwise(tmp_pat
 
     theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, num_classes=0)
     save_file(theirs.state_dict(), tmp_path / "features.safetensors")
-    model = vitascope.load(tmp_path / "features.safetensors")
+    model = vitascope.open_model(tmp_path / "features.safetensors")
     paths, _ = saved(tmp_path / "files", 6)
     found = compute_features_of_image_files(model, [tmp_path / "files"])
     assert found.predictions is None and found.features.shape == (6, 192)

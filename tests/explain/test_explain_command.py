@@ -10,13 +10,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.training.tiny import shared_run, tiny_run
-from vitascope import UserError
+from vitascope import UserError, open_model
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_gallery
 from vitascope.explain.attribution import METHODS
 from vitascope.explain.model_figures import MAX_IMAGES, _describe_count, load_preprocessed_run_images
-from vitascope.explain.subject import PatchPosition, TokenLayout, open_model_to_explain
+from vitascope.explain.subject import PatchPosition, TokenLayout
 from vitascope.recipe.train import TrainConfig
 from vitascope.weights.model_info import make_imagenet_or_number_names
 
@@ -90,7 +90,7 @@ def test_a_folder_s_pictures_that_explain_wrote_are_not_explained_again(vitascop
 
 
 def test_probes_can_be_about_test_images(vitascope, run, images, tmp_path) -> None:
-    subject = open_model_to_explain(str(run.path))
+    subject = open_model(str(run.path))
     found = load_preprocessed_run_images(subject, "test")
     wanted = open_builtin_digits().load_split("test").select_evenly(MAX_IMAGES)
     assert found is not None and found[1:] == (wanted.labels.tolist(), "test")
@@ -218,7 +218,7 @@ def test_unreadable_input_is_reported(vitascope, run, images, tmp_path) -> None:
 def test_a_timm_model_is_opened_with_its_own_preparation(monkeypatch) -> None:
     real = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: real(name, pretrained=False))
-    subject = open_model_to_explain("timm:vit_tiny_patch16_224")
+    subject = open_model("timm:vit_tiny_patch16_224")
     assert subject.stored_shape == (3, 224, 224) and subject.preprocessing.mean == (0.5, 0.5, 0.5)
     assert (
         len(subject.classes) == 1000 and subject.classes[1] == "goldfish" and subject.find_class_index("goldfish") == 1
@@ -235,7 +235,7 @@ def test_a_weights_file_s_sizes_come_from_its_shapes(tmp_path, pool) -> None:
     torch.save({"model": theirs.state_dict()}, tmp_path / "w.pth")
     pixels = torch.randn(2, 3, 32, 32)
     for name in ("w.safetensors", "w.pth"):
-        subject = open_model_to_explain(str(tmp_path / name))
+        subject = open_model(str(tmp_path / name))
         with torch.no_grad():
             torch.testing.assert_close(subject.model(pixels), theirs(pixels), atol=1e-4, rtol=1e-4)
     assert make_imagenet_or_number_names(3) == ["0", "1", "2"]

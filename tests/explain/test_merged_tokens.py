@@ -6,13 +6,14 @@ from torch import nn
 
 from tests.explain.test_explain import made, pictures
 from tests.training.tiny import shared_run
-from vitascope import ModelConfig, load
+from vitascope import ModelConfig, open_model
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.explain import METHODS, attention_maps, explain, model_statistics, rollout
 from vitascope.explain.attribution import build_attribution_inputs, choose_target_classes
 from vitascope.explain.model_figures import compute_head_and_block_statistics
-from vitascope.explain.subject import ExplainedModel, open_model_to_explain
+from vitascope.inference.classifier import Classifier
 from vitascope.model.replay import freeze_token_groups, replay
+from vitascope.run.directory import make_external_model
 
 REDUCTIONS = [{"merge_tokens": 3}, {"drop_tokens": 3}]
 reductions = pytest.mark.parametrize("reduction", REDUCTIONS, ids=["merge", "drop"])
@@ -92,7 +93,13 @@ def test_a_patch_that_is_dropped_first_has_no_attention_later() -> None:
 def test_statistics_of_a_reduced_model_end_with_its_prediction(pool, reduction) -> None:
     model = made(**reduction, global_pool=pool)
     images = pictures(model, 8)
-    subject = ExplainedModel("", model, [], Preprocessing((16, 16), (0.5,) * 3, (0.5,) * 3), (3, 16, 16))
+    subject = Classifier(
+        model,
+        make_external_model("merged", model.config),
+        [],
+        Preprocessing((16, 16), (0.5,) * 3, (0.5,) * 3),
+        (3, 16, 16),
+    )
     statistics = compute_head_and_block_statistics(subject, images)
     assert statistics.lens[-1] == 1 and statistics.distance.shape == (3, 2)
     assert (statistics.distance > 0).all() and (statistics.distance < 18**0.5).all()
@@ -130,6 +137,6 @@ def test_weights_of_the_pool_are_those_of_the_features() -> None:
 
 def test_a_merging_model_is_opened_as_it_predicts(tmp_path) -> None:
     run = shared_run(tmp_path)
-    folder = load(run.path, merge_tokens=2).save_pretrained(tmp_path / "merging")
-    subject = open_model_to_explain(str(folder))
+    folder = open_model(run.path, merge_tokens=2).save_pretrained(tmp_path / "merging")
+    subject = open_model(str(folder))
     assert subject.model.config.token_reduction == {"merge_tokens": 2}

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.draw.test_templates import TextOf
 from tests.training.tiny import tiny_run
-from vitascope import load
+from vitascope import open_model
 from vitascope.explain import attention_maps, get_token_layout, rollout
 from vitascope.explain.attribution import build_attribution_inputs
 from vitascope.explain.report import (
@@ -37,7 +37,7 @@ def made(tmp_path_factory):
     """A run, its report, its model and the images the report shows."""
     settings = {"train.epochs": 3, "model.class_token": True, "model.global_pool": "token"}
     run = tiny_run(tmp_path_factory.mktemp("reported"), **settings)
-    model = load(run.path)
+    model = open_model(run.path)
     images, words = choose_errors_and_correct_examples(model, model.evaluate("val", robust=False))
     return write_html_report(run.path), model, images, words
 
@@ -45,8 +45,8 @@ def made(tmp_path_factory):
 def test_maps_in_bytes_are_the_maps(made) -> None:
     _, model, images, _ = made
     image = model.info.preparation(images[:1])
-    stored = compute_quantised_maps_and_relevance(model, image, images[:1])
-    maps = torch.cat(attention_maps(model, image)).numpy()
+    stored = compute_quantised_maps_and_relevance(model.model, image, images[:1])
+    maps = torch.cat(attention_maps(model.model, image)).numpy()
     back = stored["maps"] * stored["maps_scale"][..., None]
     assert np.abs(back - maps).max() <= 0.002 * maps.max()
     assert stored["image"].shape == (8, 8, 1) and stored["logits"].shape == (10,)
@@ -84,7 +84,7 @@ def write_photos_of_odd_classes(folder: Path) -> Path:
 def test_class_and_file_names_like_markup_stay_text_on_every_page(tmp_path) -> None:
     photos = write_photos_of_odd_classes(tmp_path / "photos")
     run = tiny_run(tmp_path, **{"data.name": str(photos), "train.batch_size": 8, "data.validation": 0.5})
-    model = load(run.path)
+    model = open_model(run.path)
     page = write_html_report(run.path).read_text(encoding="utf-8")
     predictions = model.predict(sorted((photos / ODD_NAMES[0]).iterdir()))
     views = [page, *(view._repr_html_() for view in (model, predictions, model.evaluate("val", robust=False)))]
@@ -137,8 +137,8 @@ def read_cell_values(page) -> list[float]:
 
 def test_hovering_a_patch_shows_what_python_computes(made, browser_page) -> None:
     _, model, images, _ = made
-    maps, page = attention_maps(model, model.info.preparation(images)), browser_page
-    layout = get_token_layout(model)
+    maps, page = attention_maps(model.model, model.info.preparation(images)), browser_page
+    layout = get_token_layout(model.model)
     for number, block, head, patch in ((0, 1, 0, 5), (0, 0, 1, 10), (3, 1, 1, 0)):
         page.locator("[name=example]").select_option(str(number))
         page.locator("[name=block]").select_option(str(block))
@@ -171,17 +171,17 @@ def test_hovering_a_patch_shows_what_python_computes(made, browser_page) -> None
 
 def test_rollout_in_the_page_is_rollout(made, browser_page) -> None:
     _, model, images, _ = made
-    layout = get_token_layout(model)
+    layout = get_token_layout(model.model)
     browser_page.locator("[name=map]").select_option("rollout")
     browser_page.locator(".stage-grid button").nth(6).hover()
     browser_page.wait_for_function("() => document.querySelector('.sentence').textContent.includes('row 2, column 3')")
-    through = rollout(attention_maps(model, model.info.preparation(images[:1])))[0, layout.num_prefix_tokens + 6]
+    through = rollout(attention_maps(model.model, model.info.preparation(images[:1])))[0, layout.num_prefix_tokens + 6]
     assert read_cell_values(browser_page) == pytest.approx(through[layout.num_prefix_tokens :].tolist(), abs=0.0015)
 
 
 def test_relevance_in_the_page_is_relevance(made, browser_page) -> None:
     _, model, images, _ = made
-    asked, page = build_attribution_inputs(model, model.info.preparation(images[:1])), browser_page
+    asked, page = build_attribution_inputs(model.model, model.info.preparation(images[:1])), browser_page
     page.locator("[name=example]").select_option("0")
     page.locator("[name=map]").select_option("relevance")
     layout, counts = asked.layout, asked.relevance[0]

@@ -12,13 +12,13 @@ from onnx import numpy_helper
 
 from tests.model.combinations import TINY
 from tests.slow import slow_except
-from vitascope import ModelConfig, UserError, VisionTransformer, load
+from vitascope import ModelConfig, UserError, VisionTransformer, open_model
 from vitascope.data import splits
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.evaluation.eval_data import load_verified_run_split, sample_val_or_train_images
 from vitascope.explain import attention_maps
 from vitascope.export import export_run, formats, int8, verify, write_int8, write_onnx, write_torch
 from vitascope.export.formats import TransformerWithMaps, copy_model_for_export
+from vitascope.run.images import load_verified_run_split, sample_val_or_train_images
 from vitascope.weights.model_info import ModelInfo
 
 KINDS = {
@@ -142,22 +142,22 @@ def test_the_maps_of_different_kinds_are_the_model_s(kind, tmp_path) -> None:
 
 
 def test_a_run_s_file_answers_for_batches_it_was_not_traced_with(run, tmp_path) -> None:
-    model, path = load(run), tmp_path / "model.onnx"
+    model, path = open_model(run), tmp_path / "model.onnx"
     held = sample_val_or_train_images(run, model.info, 50)
-    written = write_onnx(model, model.info, path, run_name="digits/mine", maps=True, run_sample=held)
+    written = write_onnx(model.model, model.info, path, run_name="digits/mine", maps=True, run_sample=held)
     assert written.compared_on == "validation" and set(written.differences) == {"logits", "maps"}
     images = model.info.preparation(held[0].images)
     for count in (1, 3, 50):
         logits, maps = answers_of(path, images[:count])
         with torch.no_grad():
             torch.testing.assert_close(logits, model(images[:count]), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(maps, torch.stack(attention_maps(model, images[:count]), 1), atol=1e-6, rtol=0)
+        torch.testing.assert_close(maps, torch.stack(attention_maps(model.model, images[:count]), 1), atol=1e-6, rtol=0)
 
 
 def test_the_file_is_one_and_says_what_its_user_must_know_and_nothing_of_this_machine(run, tmp_path) -> None:
-    model = load(run)
-    write_onnx(model, model.info, tmp_path / "model.onnx", run_name="digits/mine", opset=18)
-    write_torch(model, model.info, tmp_path / "model.pt2", run_name="digits/mine")
+    model = open_model(run)
+    write_onnx(model.model, model.info, tmp_path / "model.onnx", run_name="digits/mine", opset=18)
+    write_torch(model.model, model.info, tmp_path / "model.pt2", run_name="digits/mine")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.pt2"]
     whole = onnx.load(tmp_path / "model.onnx")
     said, extra = {entry.key: entry.value for entry in whole.metadata_props}, {"vitascope.json": ""}
@@ -180,7 +180,7 @@ def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monk
         return replace(source, load_split=lambda split: opened.append(split) or source.load_split(split))
 
     monkeypatch.setattr(splits, "open_data_source", spied)
-    model = load(run)
+    model = open_model(run)
     written = export_run(model, "int8", tmp_path / "short.onnx")
     assert opened and "test" not in opened
     held, told = load_verified_run_split(run, model.info, "val"), written.int8
@@ -198,9 +198,9 @@ def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monk
 
 
 def test_the_way_to_int8_that_answers_better_on_training_images_is_taken(run, tmp_path, monkeypatch) -> None:
-    model = load(run)
+    model = open_model(run)
     training, preparation = load_verified_run_split(run, model.info, "train"), model.info.preparation
-    formats.trace_and_save_onnx(model, tmp_path / "model.onnx", {}, maps=False, opset=20)
+    formats.trace_and_save_onnx(model.model, tmp_path / "model.onnx", {}, maps=False, opset=20)
 
     def ruined(whole, calibration):
         return _spoilt(whole, whole.with_name("ruined.onnx"), -1.0)
@@ -213,9 +213,9 @@ def test_the_way_to_int8_that_answers_better_on_training_images_is_taken(run, tm
 
 
 def test_a_file_with_other_weights_is_refused_and_what_was_there_stays(run, tmp_path, monkeypatch) -> None:
-    model, path = load(run), tmp_path / "model.onnx"
+    model, path = open_model(run), tmp_path / "model.onnx"
     path.write_text("an older file")
-    formats.trace_and_save_onnx(model, tmp_path / "sabotaged", {}, maps=False, opset=20)
+    formats.trace_and_save_onnx(model.model, tmp_path / "sabotaged", {}, maps=False, opset=20)
     content = _spoilt(tmp_path / "sabotaged", tmp_path / "sabotaged", 1.001).read_bytes()
     (tmp_path / "sabotaged").unlink()
 
@@ -225,7 +225,7 @@ def test_a_file_with_other_weights_is_refused_and_what_was_there_stays(run, tmp_
     for module, write in ((formats, write_onnx), (int8, write_int8)):
         monkeypatch.setattr(module, "trace_and_save_onnx", sabotaged)
         with pytest.raises(UserError, match=r"logits differ from the model's \(relative error .* No file was written"):
-            write(model, model.info, path)
+            write(model.model, model.info, path)
     assert path.read_text() == "an older file" and list(tmp_path.iterdir()) == [path]
 
 
@@ -236,9 +236,9 @@ def test_a_torch_file_with_other_weights_is_refused(run, tmp_path, monkeypatch) 
         return twin
 
     monkeypatch.setattr(formats, "copy_model_for_export", sabotaged)
-    model = load(run)
+    model = open_model(run)
     with pytest.raises(UserError, match=r"allowed: 1e-05\)\. No file was written"):
-        write_torch(model, model.info, tmp_path / "model.pt2")
+        write_torch(model.model, model.info, tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())
 
 
@@ -266,12 +266,12 @@ def test_a_file_that_says_nothing_at_all_is_refused() -> None:
 
 
 def test_few_images_fill_the_batches_and_a_training_model_is_refused(run, tmp_path) -> None:
-    model = load(run)
+    model = open_model(run)
     run_sample = sample_val_or_train_images(run, model.info, 3)
-    images, description = verify.select_run_or_random_images(model, model.info.preparation, run_sample)
+    images, description = verify.select_run_or_random_images(model.model, model.info.preparation, run_sample)
     assert len(images) == 10 and description == run_sample.description and torch.equal(images[3], images[0])
     with pytest.raises(UserError, match=r"training mode.*model\.eval\(\)"):
-        write_onnx(model.train(), model.info, tmp_path / "model.onnx")
+        write_onnx(model.model.train(), model.info, tmp_path / "model.onnx")
 
 
 def test_weights_too_large_for_an_onnx_file_are_refused_before_any_work(tmp_path, monkeypatch) -> None:

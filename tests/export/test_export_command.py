@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from vitascope import ModelConfig, UserError, VisionTransformer, load
+from vitascope import ModelConfig, UserError, VisionTransformer, open_model
 from vitascope.cli.export import _format_times_and_speedups
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.export import verify, write_onnx
@@ -58,8 +58,8 @@ def test_the_lines_in_the_docs_answer_as_predict_does(vitascope, run, tmp_path, 
     code = re.search(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[1]
     picture = open_builtin_digits().load_split("train").images[3, 0].repeat_interleave(3, 0).repeat_interleave(5, 1)
     Image.fromarray(picture.numpy()).save(tmp_path / "digit.png")
-    model = load(run)
-    write_onnx(model, model.info, tmp_path / "model.onnx")
+    model = open_model(run)
+    write_onnx(model.model, model.info, tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     known: dict = {}
     exec(code, known)
@@ -161,7 +161,7 @@ def test_an_error_of_onnxruntime_without_a_message_is_reported(tmp_path, monkeyp
 
 
 def test_files_are_compared_with_exact_products_whatever_a_training_left(run, monkeypatch) -> None:
-    model, seen, real = load(run), [], verify.compute_logits_with_all_tokens
+    model, seen, real = open_model(run), [], verify.compute_logits_with_all_tokens
 
     def noted(model, images):
         seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))

@@ -7,7 +7,7 @@ import pytest
 
 CODE = """
 import resource, torch
-from vitascope.training.hardware import set_malloc_to_keep_memory
+from vitascope.inference.hardware import set_malloc_to_keep_memory
 kept = {ask} and set_malloc_to_keep_memory()
 for _ in range(3):
     torch.zeros(16_000_000)

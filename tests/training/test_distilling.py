@@ -21,7 +21,6 @@ from vitascope.run.directory import open_run_or_newest
 from vitascope.training import train
 from vitascope.training.hardware import Hardware
 from vitascope.training.objectives.classify import Teacher, distillation_loss, open_teacher_for_classes
-from vitascope.weights.pretrained import open_timm_or_vitascope_model
 
 NAMES = [str(number) for number in range(10)]
 
@@ -160,7 +159,7 @@ def test_teachers_that_cannot_teach_are_refused_before_a_run_is_made(cnn, tmp_pa
     word = save_like_timm(other, model, "test_resnet", model_args={"in_chans": 1})
     for teacher, sentence in [
         (word, "has 7 classes, but the data has 10"),
-        (str(tmp_path / "nowhere"), "There are no weights"),
+        (str(tmp_path / "nowhere"), "There is no run .*, and no weights of this name"),
         ("timm:resnet19", "timm has no model 'resnet19'"),
     ]:
         with pytest.raises(UserError, match=sentence):
@@ -179,9 +178,7 @@ HERE = Hardware("cpu", "float32", compiled=False, captured=False, threads=1)
 def order_of(folder, theirs, classes, **told):
     folder.mkdir(exist_ok=True)
     word = save_like_timm(folder, timm.create_model("test_resnet", num_classes=len(classes)), "test_resnet", theirs)
-    return open_teacher_for_classes(
-        word, open_timm_or_vitascope_model(word).preprocessing, classes, HERE, **told
-    ).class_order
+    return open_teacher_for_classes(word, vitascope.open_model(word).preprocessing, classes, HERE, **told).class_order
 
 
 def test_classes_are_matched_by_name(tmp_path) -> None:
@@ -211,7 +208,7 @@ def test_a_teacher_saved_by_timm_itself_is_asked_in_its_own_size_and_channels(na
 
     model = timm.create_model(name, num_classes=10, **settings)
     save_for_hf(model, tmp_path, model_args=settings)
-    found = open_timm_or_vitascope_model(str(tmp_path))
+    found = vitascope.open_model(str(tmp_path))
     assert found.preprocessing.size == size and len(found.preprocessing.mean) == 1
     assert open_teacher_for_classes(str(tmp_path), found.preprocessing, NAMES, HERE)(
         torch.zeros(2, 1, *size)
@@ -232,7 +229,7 @@ def test_a_run_goes_on_only_with_the_teacher_it_began_with(tmp_path) -> None:
 
 def test_any_model_of_ours_is_opened_as_it_was_trained(tmp_path) -> None:
     run = shared_run(tmp_path, **{"train.epochs": 1})
-    found = open_timm_or_vitascope_model(str(run.path))
+    found = vitascope.open_model(str(run.path))
     assert found.classes == NAMES and found.preprocessing == read_model_info(run).preparation
     images = torch.randn(2, 1, 8, 8)
-    torch.testing.assert_close(found.module(images), vitascope.load(run)(images))
+    torch.testing.assert_close(found.model(images), vitascope.load(run.get_path(LAST_WEIGHTS))(images))

@@ -10,12 +10,9 @@ from tests.training.test_captured import train_epochs
 from tests.training.test_runs import build_state_and_run
 from tests.training.tiny import EVERYTHING
 from vitascope import ModelConfig, VisionTransformer, load
-from vitascope.model.attention import SelfAttention
-from vitascope.model.norm import RMSNorm
-from vitascope.run.files import write_json
-from vitascope.training import kernel_choice as kernel_choices
-from vitascope.training import kernel_choice as kernels
-from vitascope.training.kernel_choice import (
+from vitascope.inference import kernel_choice as kernel_choices
+from vitascope.inference import kernel_choice as kernels
+from vitascope.inference.kernel_choice import (
     KernelKey,
     KernelWorkload,
     LayerCall,
@@ -23,6 +20,9 @@ from vitascope.training.kernel_choice import (
     make_kernel_key,
     set_kernels,
 )
+from vitascope.model.attention import SelfAttention
+from vitascope.model.norm import RMSNorm
+from vitascope.run.files import write_json
 
 CONFIG = ModelConfig(
     img_size=32, patch_size=4, embed_dim=128, depth=2, num_heads=2, num_classes=10,

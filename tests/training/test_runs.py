@@ -199,7 +199,7 @@ def test_the_test_set_is_opened_by_evaluate_only_and_each_opening_is_written_dow
 def test_a_loaded_model_answers_as_the_run_did(tmp_path) -> None:
     run = tiny_run(tmp_path, **{"train.ema": 0.9})
     model = vitascope.load(run)
-    assert not model.training and model.config == run.recipe.model
+    assert not model.model.training and model.config == run.recipe.model
     assert vitascope.load(run.path, best=True) is not None
 
 

@@ -4,15 +4,20 @@ import pytest
 import torch
 
 from tests.training.test_runs import build_state_and_run
-from vitascope.training.scoring import compute_logits, score_model
+from vitascope import UserError
+from vitascope.inference.scoring import compute_logits
+from vitascope.training.scoring import score_model, set_eval_mode_temporarily
 
 
 def test_scoring_is_free_of_dropout_and_of_the_batch_size_and_leaves_the_mode(tmp_path) -> None:
     state, _ = build_state_and_run(tmp_path, **{"model.drop_path_rate": 0.5, "model.proj_drop_rate": 0.5})
     data, hardware = state.data, state.hardware
     model = state.model.train()
-    whole = compute_logits(model, data.validation.images, data.preprocessing, hardware)
-    parts = compute_logits(model, data.validation.images, data.preprocessing, hardware, batch_size=7)
+    with pytest.raises(UserError, match=r"Call model\.eval\(\) first"):
+        compute_logits(model, data.validation.images, data.preprocessing, hardware)
+    with set_eval_mode_temporarily(model):
+        whole = compute_logits(model, data.validation.images, data.preprocessing, hardware)
+        parts = compute_logits(model, data.validation.images, data.preprocessing, hardware, batch_size=7)
     torch.testing.assert_close(whole, parts, atol=1e-5, rtol=0)
     assert model.training
     found = score_model(model, data.validation, data.preprocessing, hardware)

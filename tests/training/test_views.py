@@ -10,17 +10,16 @@ from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.data.augment import shift_images
 from vitascope.data.config import AugmentConfig
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.recipe.reading import read_recipe
-from vitascope.records.record import _format_train_and_record_command
-from vitascope.training.hardware import make_float32_inference_hardware
-from vitascope.training.scoring import (
+from vitascope.inference.hardware import make_float32_inference_hardware
+from vitascope.inference.scoring import compute_logits, compute_outputs
+from vitascope.inference.views import (
     VIEW_DESCRIPTIONS,
     VIEWS,
     check_views_match_training,
-    compute_logits,
-    compute_outputs_in_eval_mode,
     make_shifted_and_mirrored_views,
 )
+from vitascope.recipe.reading import read_recipe
+from vitascope.records.record import _format_train_and_record_command
 
 STORED = torch.randint(0, 256, (7, 3, 9, 9), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 PREPARE = Preprocessing((8, 8), (0.4, 0.5, 0.6), (0.2, 0.3, 0.25))  # another size than the stored images'
@@ -29,13 +28,15 @@ PREPARE = Preprocessing((8, 8), (0.4, 0.5, 0.6), (0.2, 0.3, 0.25))  # another si
 @pytest.fixture
 def model() -> VisionTransformer:
     torch.manual_seed(0)
-    return VisionTransformer(ModelConfig(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=5))
+    return VisionTransformer(
+        ModelConfig(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=5)
+    ).eval()
 
 
 def test_one_and_two_views_are_bit_identical_to_the_image_s_and_the_mirror_image_s_logits(model) -> None:
     hardware = make_float32_inference_hardware(model)
-    plain = compute_outputs_in_eval_mode(model, model, STORED, PREPARE, hardware, 3)
-    mirrored = compute_outputs_in_eval_mode(model, model, STORED, lambda part: PREPARE(part).flip(-1), hardware, 3)
+    plain = compute_outputs(model, model, STORED, PREPARE, hardware, 3)
+    mirrored = compute_outputs(model, model, STORED, lambda part: PREPARE(part).flip(-1), hardware, 3)
     assert torch.equal(compute_logits(model, STORED, PREPARE, hardware, batch_size=3), plain)
     assert torch.equal(
         compute_logits(model, STORED, PREPARE, hardware, batch_size=3, num_views=2), (plain + mirrored) / 2
@@ -86,7 +87,7 @@ class OnePixel(torch.nn.Module):
 def test_a_model_of_one_pixel_sees_exactly_the_shifted_and_mirrored_pixels(place, views, seen, mean) -> None:
     """Pixel (r, c) of the image is 10 r + c. A mirrored view shows column 3 − c of its shifted image."""
     image = torch.tensor([[10.0 * row + column for column in range(4)] for row in range(4)])[None, None]
-    pixel = OnePixel(*place)
+    pixel = OnePixel(*place).eval()
     hardware = make_float32_inference_hardware(torch.nn.Linear(1, 1))
     found = compute_logits(
         pixel, torch.zeros(1, 1, 4, 4, dtype=torch.uint8), lambda _: image, hardware, num_views=views

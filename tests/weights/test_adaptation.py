@@ -12,7 +12,7 @@ from tests.weights.test_pretrained import SHARED, build_small_timm, compute_max_
 from vitascope import ModelConfig, UserError, VisionTransformer, adapt
 from vitascope.data.image_ops import to_grayscale
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.evaluation.prediction import load_or_convert_input_images
+from vitascope.inference.prediction import load_or_convert_input_images
 from vitascope.model.positions import resample_position_table
 from vitascope.training.initial_weights import format_adaptation_report
 from vitascope.weights.adaptation import AdaptedModel
@@ -22,7 +22,7 @@ from vitascope.weights.pretrained import (
     IMAGENET_CLASSES,
     PretrainedModel,
     build_pretrained_from_state_dict,
-    open_weights,
+    read_pretrained_model,
 )
 from vitascope.weights.resampling import (
     compute_patch_resampling_error,
@@ -120,7 +120,7 @@ def test_colours_that_are_normalised_alike_leave_the_bias() -> None:
 
 @real
 def test_real_weights_answer_grey_photos_as_in_colour() -> None:
-    found = open_weights(str(SHARED / "weights" / "deit_tiny_patch16_224.safetensors"))
+    found = read_pretrained_model(str(SHARED / "weights" / "deit_tiny_patch16_224.safetensors"))
     photos = SHARED / "photos" / "imagenet"
     files = [photos / line.split(",")[0] for line in (photos / "labels.csv").read_text().splitlines()[1:7]]
     stored = load_or_convert_input_images(files, found.info.stored).images

@@ -12,11 +12,14 @@ from torch import nn
 
 from tests.training.tiny import shared_run
 from tests.weights.test_pretrained import HF, build_small_timm, compute_max_difference, randomize_weights
-from vitascope import UserError, adapt, load
+from vitascope import UserError, adapt, open_model
 from vitascope.run.checkpoint import save_model_folder
 from vitascope.weights.files import read_plain_timm_vit_metadata
 from vitascope.weights.model_info import get_default_normalisation
-from vitascope.weights.pretrained import build_pretrained_from_state_dict, open_timm_or_vitascope_model, open_weights
+from vitascope.weights.pretrained import (
+    build_pretrained_from_state_dict,
+    read_pretrained_model,
+)
 
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 2, "num_heads": 2}
 
@@ -42,7 +45,7 @@ def change_json(path: Path, *without: str, **said) -> None:
 def test_timm_s_folder_tells_names_and_normalisation(tmp_path) -> None:
     names = list("abcdefg")
     told = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
-    found = open_weights(timm_folder(tmp_path, build_small_timm(), label_names=names, pretrained_cfg=told))
+    found = read_pretrained_model(timm_folder(tmp_path, build_small_timm(), label_names=names, pretrained_cfg=told))
     assert found.info.classes == names and found.library == "timm"
     assert (found.info.preparation.mean, found.info.preparation.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
@@ -55,12 +58,12 @@ def test_timm_s_folder_tells_names_and_normalisation(tmp_path) -> None:
 def test_a_timm_folder_that_computes_otherwise_is_refused(changes, tmp_path) -> None:
     model = build_small_timm(**changes)
     with pytest.raises(UserError, match="with the same weights, Vitascope's model gives a different output"):
-        open_weights(timm_folder(tmp_path, model, model_args=SIZES | changes))
+        read_pretrained_model(timm_folder(tmp_path, model, model_args=SIZES | changes))
 
 
 def test_weights_that_do_not_fit_timm_s_config_are_refused(tmp_path) -> None:
     with pytest.raises(UserError, match=r"has shape|do not fit"):
-        open_weights(timm_folder(tmp_path, build_small_timm(), model_args=SIZES | {"patch_size": 4}))
+        read_pretrained_model(timm_folder(tmp_path, build_small_timm(), model_args=SIZES | {"patch_size": 4}))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_a_config_reaches_nothing_but_the_network_s_settings(said, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("timm was asked"))
     word = timm_folder(tmp_path / "folder", build_small_timm(), **said)
-    for opening in (open_weights, open_timm_or_vitascope_model):
+    for opening in (read_pretrained_model, open_model):
         with pytest.raises(UserError, match=r"timm has no architecture|model_args m"):
             opening(word)
 
@@ -93,9 +96,9 @@ def test_settings_of_other_networks_are_for_teachers_only(tmp_path) -> None:
     model = timm.create_model("test_resnet", num_classes=3, stem_width=16)
     told = {"architecture": "test_resnet", "num_classes": 3, "model_args": {"stem_width": 16}}
     word = timm_folder(tmp_path, model, **told)
-    assert open_timm_or_vitascope_model(word).num_classes == 3
+    assert len(open_model(word).classes) == 3
     with pytest.raises(UserError, match="stem_width is not one"):
-        open_weights(word)
+        read_pretrained_model(word)
 
 
 def test_parallel_blocks_are_no_plain_vit() -> None:
@@ -108,13 +111,13 @@ def test_transformers_preprocessor_is_used(tmp_path) -> None:
     hf_folder(tmp_path)
     file, colours = tmp_path / "preprocessor_config.json", get_default_normalisation(3)
     change_json(file, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6])
-    found = open_weights(str(tmp_path)).info.preparation
+    found = read_pretrained_model(str(tmp_path)).info.preparation
     assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     change_json(file, do_normalize=False)
-    found = open_weights(str(tmp_path)).info.preparation
+    found = read_pretrained_model(str(tmp_path)).info.preparation
     assert (found.mean, found.std) == ((0.0,) * 3, (1.0,) * 3)
     change_json(file, do_normalize=True, image_mean=[0.5])
-    found = open_weights(str(tmp_path))
+    found = read_pretrained_model(str(tmp_path))
     assert (found.info.preparation.mean, found.info.preparation.std) == colours and "normalised" in found.assumptions[
         -1
     ]
@@ -123,7 +126,7 @@ def test_transformers_preprocessor_is_used(tmp_path) -> None:
 def test_another_activation_is_refused(tmp_path) -> None:
     hf_folder(tmp_path, hidden_act="gelu_new")
     with pytest.raises(UserError, match="hidden_act=gelu_new is not supported; only gelu is"):
-        open_weights(str(tmp_path))
+        read_pretrained_model(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_another_activation_is_refused(tmp_path) -> None:
 def test_what_transformers_config_leaves_out_is_theirs_or_assumed(kind, eps, tmp_path) -> None:
     hf_folder(tmp_path, f"{kind}Model", f"{kind}Config", num_attention_heads=2)
     change_json(tmp_path / "config.json", "layer_norm_eps", "num_attention_heads", "image_size")
-    found = open_weights(str(tmp_path))
+    found = read_pretrained_model(str(tmp_path))
     assert found.info.model.norm_eps == eps == getattr(transformers, f"{kind}Config")().layer_norm_eps
     assert found.info.model.num_heads == 2 and "num_heads=2 (embed_dim 128 / 64 per head)" in found.assumptions
 
@@ -141,25 +144,25 @@ def test_what_transformers_config_leaves_out_is_theirs_or_assumed(kind, eps, tmp
 def test_class_names_that_occur_twice_get_their_number(tmp_path) -> None:
     hf_folder(tmp_path, num_labels=3)
     change_json(tmp_path / "config.json", id2label={"0": "crane", "1": "dog", "2": "crane"})
-    assert open_weights(str(tmp_path)).info.classes == ["crane (0)", "dog", "crane (2)"]
+    assert read_pretrained_model(str(tmp_path)).info.classes == ["crane (0)", "dog", "crane (2)"]
 
 
 def test_given_heads_are_used_where_nothing_else_says_them(tmp_path) -> None:
     hf_folder(tmp_path / "theirs")
     with pytest.raises(UserError, match="has num_heads=4, so num_heads="):
-        open_weights(str(tmp_path / "theirs"), num_heads=2)
+        read_pretrained_model(str(tmp_path / "theirs"), num_heads=2)
     change_json(tmp_path / "theirs" / "config.json", "num_attention_heads")
-    assert open_weights(str(tmp_path / "theirs"), num_heads=8).info.model.num_heads == 8
+    assert read_pretrained_model(str(tmp_path / "theirs"), num_heads=8).info.model.num_heads == 8
     with pytest.raises(UserError, match="has num_heads=2, so num_heads="):
-        open_weights(timm_folder(tmp_path / "timm", build_small_timm()), num_heads=4)
+        read_pretrained_model(timm_folder(tmp_path / "timm", build_small_timm()), num_heads=4)
 
 
 def test_a_run_s_file_is_read_with_the_run_s_config(tmp_path) -> None:
     run = shared_run(tmp_path, **{"train.epochs": 2})
-    wanted, found = load(run, best=True), load(run.path / "best.safetensors")
+    wanted, found = open_model(run, best=True), open_model(run.path / "best.safetensors")
     images = torch.randn(2, 1, 8, 8)
     assert torch.equal(found(images), wanted(images)) and found.info == wanted.info
-    assert found.notes == [f"sizes, classes and normalisation are from {run.path / 'config.json'}"]
+    assert found.notes == (f"sizes, classes and normalisation are from {run.path / 'config.json'}",)
 
 
 def test_another_model_s_file_beside_a_config_says_so(tmp_path) -> None:
@@ -168,9 +171,9 @@ def test_another_model_s_file_beside_a_config_says_so(tmp_path) -> None:
     with pytest.raises(
         UserError, match=r"was read with .*config\.json\. If that belongs to another model, move the weights"
     ):
-        open_weights(str(tmp_path / "other.safetensors"))
+        read_pretrained_model(str(tmp_path / "other.safetensors"))
     change_json(tmp_path / "config.json", "architecture")  # now nobody's
-    assert open_weights(f"{word}/other.safetensors").info.model.depth == 1
+    assert read_pretrained_model(f"{word}/other.safetensors").info.model.depth == 1
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,10 @@ def test_another_model_s_file_beside_a_config_says_so(tmp_path) -> None:
 def test_our_config_must_agree_with_itself(said, tmp_path) -> None:
     made = adapt(build_pretrained_from_state_dict(build_small_timm().state_dict(), "theirs"))
     save_model_folder(tmp_path, made.info, made.weights)
-    assert compute_max_difference(open_weights(str(tmp_path)).weights["norm.weight"], made.weights["norm.weight"]) == 0
+    assert (
+        compute_max_difference(read_pretrained_model(str(tmp_path)).weights["norm.weight"], made.weights["norm.weight"])
+        == 0
+    )
     change_json(tmp_path / "config.json", **said)
     with pytest.raises(UserError, match="is inconsistent"):
-        open_weights(str(tmp_path))
+        read_pretrained_model(str(tmp_path))

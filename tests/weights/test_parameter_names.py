@@ -10,7 +10,7 @@ from torch import nn
 from tests.weights.test_pretrained import HF, build_small_timm, compute_max_difference, randomize_weights
 from vitascope import UserError
 from vitascope.weights.model_info import WeightsMetadata
-from vitascope.weights.pretrained import build_pretrained_from_state_dict, open_weights
+from vitascope.weights.pretrained import build_pretrained_from_state_dict, read_pretrained_model
 
 GATED = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU}
 
@@ -30,7 +30,7 @@ def test_transformers_gated_names_are_read(kind, tmp_path) -> None:
     config = getattr(transformers, f"{kind}Config")(**HF, use_swiglu_ffn=True)
     theirs, images = randomize_weights(getattr(transformers, f"{kind}Model")(config)), torch.randn(2, 3, 32, 32)
     theirs.save_pretrained(tmp_path)
-    found = open_weights(str(tmp_path))
+    found = read_pretrained_model(str(tmp_path))
     assert found.info.model.mlp == "swiglu"
     assert compute_max_difference(found.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
 
@@ -40,7 +40,7 @@ def test_the_distillation_head_of_deit_is_dropped(tmp_path) -> None:
     sizes = HF | {"num_labels": 4, "intermediate_size": 256}
     theirs = randomize_weights(transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**sizes)))
     theirs.save_pretrained(tmp_path)
-    found, images = open_weights(str(tmp_path)), torch.randn(2, 3, 32, 32)
+    found, images = read_pretrained_model(str(tmp_path)), torch.randn(2, 3, 32, 32)
     assert found.dropped_names == ["head_dist.bias", "head_dist.weight"]
     assert compute_max_difference(found.build_model()(images), theirs(images).cls_logits) < 1e-5
 
@@ -48,7 +48,7 @@ def test_the_distillation_head_of_deit_is_dropped(tmp_path) -> None:
 def test_the_double_width_classifier_of_dinov2_is_dropped_with_a_note(tmp_path) -> None:
     theirs = randomize_weights(transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**HF, num_labels=4)))
     theirs.save_pretrained(tmp_path)
-    found = open_weights(str(tmp_path))
+    found = read_pretrained_model(str(tmp_path))
     assert found.info.model.num_classes == 0 and {"head.weight", "head.bias"} <= set(found.dropped_names)
     assert "needs 256 features, but a token has 128" in found.notes[0]
 
@@ -58,7 +58,7 @@ def test_wrapper_prefixes_are_removed_and_other_tensors_are_named(wrapper, tmp_p
     inside = build_small_timm(num_classes=0).state_dict()
     state = {f"{wrapper}{name}": weight for name, weight in inside.items()}
     torch.save(state | {"head.weight": torch.zeros(7, 128), "head.bias": torch.zeros(7)}, tmp_path / "w.pth")
-    found = open_weights(str(tmp_path / "w.pth"))
+    found = read_pretrained_model(str(tmp_path / "w.pth"))
     assert found.weights.keys() == inside.keys() and found.dropped_names == ["head.bias", "head.weight"]
 
 
@@ -67,7 +67,7 @@ def test_averaged_weights_are_the_ones_to_use(name, tmp_path) -> None:
     raw, averaged = build_small_timm(), build_small_timm()
     averaged.norm.weight.data.mul_(3)
     torch.save({"state_dict": raw.state_dict(), name: averaged.state_dict()}, tmp_path / "w.pth")
-    assert torch.equal(open_weights(str(tmp_path / "w.pth")).weights["norm.weight"], averaged.norm.weight)
+    assert torch.equal(read_pretrained_model(str(tmp_path / "w.pth")).weights["norm.weight"], averaged.norm.weight)
 
 
 @torch.no_grad()

@@ -18,10 +18,10 @@ from torch import nn
 from torchvision.transforms import v2
 
 from tests.slow import slow_except
-from vitascope import UserError, VisionTransformer, load
+from vitascope import Classifier, UserError, load
 from vitascope.evaluation.sharing import save_pretrained
 from vitascope.weights.model_info import IMAGENET_MEAN, IMAGENET_STD, WeightsMetadata
-from vitascope.weights.pretrained import build_pretrained_from_state_dict, open_weights
+from vitascope.weights.pretrained import build_pretrained_from_state_dict, read_pretrained_model
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 SHAPES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
@@ -111,7 +111,7 @@ def test_transformers_names_in_memory_are_read_too() -> None:
 def test_dino_and_deit_backbones_give_the_same_features(kind, left_out, note, tmp_path) -> None:
     theirs = randomize_weights(getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**HF)))
     theirs.save_pretrained(tmp_path)
-    found = open_weights(str(tmp_path))
+    found = read_pretrained_model(str(tmp_path))
     images = torch.randn(2, 3, 32, 32)
     assert compute_max_difference(found.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
     assert [name for name in found.dropped_names if "pooler" not in name] == left_out
@@ -123,7 +123,7 @@ def test_mae_s_encoder_is_read_and_its_decoder_dropped(tmp_path) -> None:
     sizes = HF | {"decoder_hidden_size": 32, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
     theirs = randomize_weights(transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**sizes, mask_ratio=0.0)))
     theirs.save_pretrained(tmp_path)
-    found = open_weights(str(tmp_path))
+    found = read_pretrained_model(str(tmp_path))
     images = torch.randn(2, 3, 32, 32)
     seen = theirs.vit(images, noise=torch.arange(16.0).expand(2, -1)).last_hidden_state[:, 0]
     assert compute_max_difference(found.build_model()(images), seen) < 1e-5
@@ -162,7 +162,7 @@ def test_sizes_are_inferred_from_the_shapes(settings, tmp_path) -> None:
         {"model_ema": {f"module.{name}": weight for name, weight in theirs.state_dict().items()}, "epoch": 3},
         tmp_path / "w.pth",
     )
-    found = open_weights(str(tmp_path / "w.pth"))
+    found = read_pretrained_model(str(tmp_path / "w.pth"))
     images = torch.randn(2, found.info.model.in_chans, *found.info.model.image_shape)
     assert compute_max_difference(found.build_model()(images), theirs(images)) < 1e-5
     assert any("num_heads=2" in words for words in found.assumptions)
@@ -173,14 +173,14 @@ def test_dino_s_checkpoint_gives_the_teacher_s_backbone(tmp_path) -> None:
     parts = {f"backbone.{name}": weight for name, weight in teacher.state_dict().items()}
     parts |= {"head.mlp.0.weight": torch.zeros(4, 128), "head.last_layer.weight_v": torch.zeros(9, 4)}
     torch.save({"student": student.state_dict(), "teacher": parts}, tmp_path / "dino.pth")
-    found = open_weights(str(tmp_path / "dino.pth"))
+    found = read_pretrained_model(str(tmp_path / "dino.pth"))
     assert found.info.model.num_classes == 0 and torch.equal(found.weights["norm.weight"], teacher.norm.weight)
 
 
 def test_another_number_of_heads_can_be_given(tmp_path) -> None:
     theirs = build_small_timm(num_heads=4)
     save_file(theirs.state_dict(), tmp_path / "w.safetensors")
-    found = open_weights(str(tmp_path / "w.safetensors"), num_heads=4)
+    found = read_pretrained_model(str(tmp_path / "w.safetensors"), num_heads=4)
     images = torch.randn(1, 3, 32, 32)
     assert compute_max_difference(found.build_model()(images), theirs(images)) < 1e-5 and not any(
         "num_heads" in words for words in found.assumptions
@@ -191,28 +191,28 @@ def test_a_timm_vit_is_opened_by_name_and_another_architecture_is_refused(monkey
     built = {}
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: built[name])
     built["vit_tiny_patch16_224"] = build_small_timm()
-    found = open_weights("timm:vit_tiny_patch16_224")
+    found = read_pretrained_model("timm:vit_tiny_patch16_224")
     images = torch.randn(1, 3, 32, 32)
     assert compute_max_difference(found.build_model()(images), built["vit_tiny_patch16_224"](images)) < 1e-5
     built["vit_tiny_patch16_224"] = build_small_timm(act_layer="relu")
     with pytest.raises(
         UserError, match="not a plain ViT: with the same weights, Vitascope's model gives a different output"
     ):
-        open_weights("timm:vit_tiny_patch16_224")
+        read_pretrained_model("timm:vit_tiny_patch16_224")
     built["resnet18"] = nn.Linear(1, 1)
     with pytest.raises(UserError, match="timm's Linear is not a plain ViT"):
-        open_weights("timm:resnet18")
+        read_pretrained_model("timm:resnet18")
 
 
 def test_without_a_network_the_error_names_the_files_to_download(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("vitascope.weights.files._is_proxied_or_reachable", lambda address: False)
     with pytest.raises(UserError, match=r"repository someone/some-vit could not be downloaded.*in one folder here"):
-        open_weights("hf:someone/some-vit")
+        read_pretrained_model("hf:someone/some-vit")
     with pytest.raises(
         UserError, match=r"timm/vit_tiny_patch16_224\.\w+ on another machine.*instead of timm:vit_tiny.*weights=FOLDER"
     ):
-        open_weights("timm:vit_tiny_patch16_224")
+        read_pretrained_model("timm:vit_tiny_patch16_224")
 
 
 class Malicious:
@@ -226,7 +226,7 @@ def test_a_pickle_with_code_is_refused_and_nothing_is_run(tmp_path, monkeypatch)
     Path("old.pth").write_bytes(pickle.dumps({"model": Malicious()}))
     for name in ("new.pth", "old.pth"):
         with pytest.raises(UserError, match="Nothing was executed"):
-            open_weights(name)
+            read_pretrained_model(name)
     assert not Path("it-was-run").exists()
 
 
@@ -262,18 +262,18 @@ def test_incomplete_and_unknown_files_are_refused(tmp_path) -> None:
         ("none", "There are no weights"),
     ):
         with pytest.raises(UserError, match=sentence):
-            open_weights(str(tmp_path / name))
+            read_pretrained_model(str(tmp_path / name))
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path) -> None:
     with pytest.raises(UserError, match=r"has no config\.json"):
-        open_weights(str(tmp_path))
+        read_pretrained_model(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "swin"}')
     with pytest.raises(UserError, match=r"has no model\.safetensors"):
-        open_weights(str(tmp_path))
+        read_pretrained_model(str(tmp_path))
     save_file(build_small_timm().state_dict(), tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="has model_type 'swin'"):
-        open_weights(str(tmp_path))
+        read_pretrained_model(str(tmp_path))
 
 
 @real
@@ -306,21 +306,21 @@ def test_a_saved_model_is_loaded_unchanged(tmp_path) -> None:
     ours = load(tmp_path / "w.safetensors")
     folder = ours.save_pretrained(tmp_path / "saved")
     again = type(ours).from_pretrained(folder)
-    assert isinstance(again, VisionTransformer) and have_equal_tensors(again.state_dict(), ours.state_dict())
+    assert isinstance(again, Classifier) and have_equal_tensors(again.model.state_dict(), ours.model.state_dict())
     assert again.info == ours.info and "library_name: vitascope" in (folder / "README.md").read_text()
 
 
 def test_for_a_file_without_weights_the_error_lists_its_keys(tmp_path) -> None:
     torch.save({"net": build_small_timm().state_dict(), "epoch": 3}, tmp_path / "net.pth")
     with pytest.raises(UserError, match=r"it contains net, epoch\..* directly or under one of model_ema"):
-        open_weights(str(tmp_path / "net.pth"))
+        read_pretrained_model(str(tmp_path / "net.pth"))
     state = build_small_timm().state_dict()
     state["blocks.0.mlp.fc1.weight"][0, 0] = float("nan")
     save_file(state, tmp_path / "nan.safetensors")
     with pytest.raises(UserError, match=r"blocks.0.mlp.fc1.weight contains NaN or infinite values"):
-        open_weights(str(tmp_path / "nan.safetensors"))
+        read_pretrained_model(str(tmp_path / "nan.safetensors"))
 
 
 def test_for_a_misspelt_timm_name_similar_names_are_suggested() -> None:
     with pytest.raises(UserError, match="deit_tiny_patch16_224"):
-        open_weights("timm:deit_tinny_patch16_224")
+        read_pretrained_model("timm:deit_tinny_patch16_224")

@@ -67,11 +67,11 @@ def adapt(
     from vitascope.training.initial_weights import resolve_local_model_ref
     from vitascope.weights import adaptation
     from vitascope.weights.adaptation_report import plan_adaptation
-    from vitascope.weights.pretrained import open_weights
+    from vitascope.weights.pretrained import read_pretrained_model
 
     settings = _parse_adapt_settings(words or [])
     num_heads, img_size = settings.pop("num_heads", None), settings.get("img_size")
-    pretrained = open_weights(resolve_local_model_ref(weights), num_heads=num_heads, img_size=img_size)
+    pretrained = read_pretrained_model(resolve_local_model_ref(weights), num_heads=num_heads, img_size=img_size)
     report = plan_adaptation(pretrained, **settings)
     if report.refused:
         if as_json:

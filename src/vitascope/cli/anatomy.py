@@ -13,7 +13,7 @@ from vitascope.cli.console import (
     create_console,
     create_table,
     format_bytes,
-    load_model_and_print_notes,
+    open_model_and_print_notes,
     reject_settings_without_effect,
 )
 from vitascope.errors import UserError, suggest_choice
@@ -81,7 +81,7 @@ def read_model_config_of_recipe_run_or_weights(model_ref: str | None, overrides:
     if not (model_ref.startswith(("timm:", "hf:")) or Path(model_ref).exists()):
         return read_model_config(model_ref, overrides)  # raises an error that lists the recipes
 
-    config = load_model_and_print_notes(model_ref).config
+    config = open_model_and_print_notes(model_ref).config
     settings = [f"{item.name}={format_value(getattr(config, item.name))}" for item in fields(ModelConfig)]
     return read_model_config(None, [*settings, *overrides])
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
-    from vitascope.evaluation.trained import TrainedTransformer
+    from vitascope.inference.classifier import Classifier
 
 
 def create_console() -> Console:
@@ -88,11 +88,11 @@ def _format_with_unit(value: float, unit_step: int, units: list[str]) -> str:
     return f"{value:.0f}{units[index]}" if index == 0 else f"{value:.2f}{units[index]}"
 
 
-def load_model_and_print_notes(model_ref: str | PathLike[str], **load_options: Any) -> "TrainedTransformer":
-    """Load a model with `vitascope.load` and print its notes."""
-    from vitascope.evaluation.trained import load
+def open_model_and_print_notes(model_ref: str | PathLike[str], **options: Any) -> "Classifier":
+    """Open a model and print its notes."""
+    from vitascope.inference.open_model import open_model
 
-    model = load(model_ref, **load_options)
+    model = open_model(model_ref, **options)
     print_notes_to_stderr(model.notes)
     return model
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, format_percent, load_model_and_print_notes
+from vitascope.cli.console import create_console, create_table, format_percent, open_model_and_print_notes
 
 if TYPE_CHECKING:
     from vitascope.evaluation.report import Evaluation
     from vitascope.evaluation.robustness import RobustnessCurve
-    from vitascope.evaluation.trained import TrainedTransformer
+    from vitascope.inference.classifier import Classifier
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or runs/RECIPE for its newest run.")]
 ModelRef = Annotated[str, typer.Argument(metavar="RUN", help="A run, timm:NAME or a weights file.")]
@@ -55,7 +55,7 @@ def evaluate(
     from vitascope.evaluation.figures import write_evaluation_json_and_figures
 
     reduction = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
-    model = load_model_and_print_notes(run, best=best, device="auto", **reduction)
+    model = open_model_and_print_notes(run, best=best, device="auto", **reduction)
     check_views_option_matches_training(model, views)
     hint = "" if quick else "; --quick is faster"
     with Console(stderr=True).status(f"Evaluating. On a CPU this can take minutes{hint} …"):
@@ -73,9 +73,9 @@ def evaluate(
         print(f"Figures and report.json: {folder}")
 
 
-def check_views_option_matches_training(model: "TrainedTransformer", views: int) -> None:
+def check_views_option_matches_training(model: "Classifier", views: int) -> None:
     """Reject --views that the run was not trained with, before the images are read."""
-    from vitascope.training.scoring import check_views_match_training
+    from vitascope.inference.views import check_views_match_training
 
     if views != 1:
         check_views_match_training(model.run.recipe, views, "--views {}")

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, print_notes_to_stderr
+from vitascope.cli.console import create_console, create_table, open_model_and_print_notes
 from vitascope.cli.evaluate import BestOption, ModelRef, print_unreadable_files
 from vitascope.errors import UserError, format_count
 
 if TYPE_CHECKING:
-    from vitascope.evaluation.prediction import LoadedImages
     from vitascope.explain.figures import ExplainReport, ExplainRequest
-    from vitascope.explain.subject import ExplainedModel, PatchPosition
+    from vitascope.explain.subject import PatchPosition
+    from vitascope.inference.classifier import Classifier
+    from vitascope.inference.prediction import LoadedImages
 
 Analysis = Annotated[bool, typer.Option(help="Also analyse heads, blocks and features on validation images.")]
 QueryOption = Annotated[
@@ -56,13 +57,12 @@ def explain(
 
     Example: vitascope explain runs/digits photo.png
     """
-    from vitascope.evaluation.prediction import read_image_files_and_folders
     from vitascope.explain.figures import ExplainRequest
-    from vitascope.explain.subject import open_model_to_explain
+    from vitascope.inference.prediction import read_image_files_and_folders
 
     method_names, query_patch = _parse_methods(methods), _parse_query(query)
-    subject = open_model_to_explain(run, best=best)
-    print_notes_to_stderr(subject.notes)
+    # Explanations use all tokens.
+    subject = open_model_and_print_notes(run, best=best)
     loaded = read_image_files_and_folders(images, subject.stored_shape)
     class_index = None if target is None else subject.find_class_index(target)
     block_numbers, head_numbers = _parse_integers(blocks, "--blocks"), _parse_integers(heads, "--heads")
@@ -93,7 +93,7 @@ def _parse_methods(method_list: str | None) -> list[str]:
 
 
 def _write_explanations_with_status(
-    subject: "ExplainedModel",
+    subject: "Classifier",
     images: "LoadedImages",
     request: "ExplainRequest",
     out_folder: Path,

@@ -25,9 +25,9 @@ from vitascope.draw.explanation import (
 from vitascope.draw.images import draw_heatmap, draw_image_tiles
 from vitascope.draw.style import add_caption, create_figure, save_figure
 from vitascope.errors import UserError, format_count
-from vitascope.evaluation.eval_data import sample_val_or_train_images
-from vitascope.evaluation.prediction import check_one_or_three_channels, load_or_convert_input_images
-from vitascope.evaluation.trained import TrainedTransformer, load
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.open_model import open_model
+from vitascope.inference.prediction import check_one_or_three_channels, load_or_convert_input_images
 from vitascope.model.attention_cost import (
     IMPLEMENTATIONS,
     LABELS,
@@ -46,6 +46,7 @@ from vitascope.model.patches import concat_shifted_copies
 from vitascope.model.positions import make_rotary_table, make_sincos2d_table
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import open_run_or_newest
+from vitascope.run.images import sample_val_or_train_images
 
 
 def draw_and_save_sinusoidal_tables(num_positions: int | None, num_features: int | None, figure_path: Path) -> Path:
@@ -107,7 +108,7 @@ def draw_and_save_untrained_forward_pass(config: ModelConfig, seed: int, figure_
 
 def draw_and_save_trained_forward_pass(run_path: Path, figure_path: Path) -> Path:
     """Draw the steps from one of a run's images to its prediction, with the trained weights."""
-    model = load(open_run_or_newest(run_path))
+    model = open_model(open_run_or_newest(run_path))
     _check_image_classifier(model.config)
     sample = sample_val_or_train_images(model.run, model.info, 1)
     if sample is None:
@@ -118,7 +119,13 @@ def draw_and_save_trained_forward_pass(run_path: Path, figure_path: Path) -> Pat
     note = f"The model was trained on {Path(model.run.recipe.data.name).name}."
     description = f"An image of class {class_name}"
     return _draw_and_save_model_forward_pass(
-        model, raw_image, model.info.preparation(raw_image), description, note, model.classes, figure_path
+        model.vision_transformer,
+        raw_image,
+        model.preprocessing(raw_image),
+        description,
+        note,
+        model.classes,
+        figure_path,
     )
 
 
@@ -186,19 +193,18 @@ def draw_and_save_shifted_copies(image_path: Path | None, patch_size: int, figur
 
 def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_block: int, figure_path: Path) -> Path:
     """Draw the image, its merged patches as coloured and numbered groups, and its dropped patches hatched."""
-    model = load(model_ref)
-    model.set_token_reduction(merge_tokens=0, drop_tokens=0)
-    check_one_or_three_channels(model.info.stored)
-    raw_image = load_or_convert_input_images(image_path, model.info.stored).images[:1]
-    pixels, patch_size = model.info.preparation.scale_and_resize(raw_image)[0], model.config.patch_shape
+    model = open_model(model_ref, merge_tokens=0, drop_tokens=0)
+    check_one_or_three_channels(model.stored_shape)
+    raw_image = load_or_convert_input_images(image_path, model.stored_shape).images[:1]
+    pixels, patch_size = model.preprocessing.scale_and_resize(raw_image)[0], model.config.patch_shape
     titles = [_predict_and_format_title(model, raw_image, f"all {model.config.num_patches} patches")]
     group_maps: list[NDArray] = []
     for setting, participle in (("merge_tokens", "merged"), ("drop_tokens", "dropped")):
-        model.set_token_reduction(**({"merge_tokens": 0, "drop_tokens": 0} | {setting: tokens_per_block}))
-        groups = assign_patches_to_tokens(model, model.info.preparation(raw_image))[0]
+        reduced = model.with_token_reduction(**{setting: tokens_per_block})
+        groups = assign_patches_to_tokens(reduced.vision_transformer, model.preprocessing(raw_image))[0]
         group_maps.append(groups.unflatten(0, model.config.grid).numpy())
         num_left = format_count(len(set(groups[groups >= 0].tolist())), "patch token")
-        titles.append(_predict_and_format_title(model, raw_image, f"{participle}: {num_left} left"))
+        titles.append(_predict_and_format_title(reduced, raw_image, f"{participle}: {num_left} left"))
     merged, dropped = group_maps
     image = _convert_to_numpy(pixels)
     text = (
@@ -216,7 +222,7 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
     return save_figure(figure, figure_path)
 
 
-def _predict_and_format_title(model: TrainedTransformer, raw_image: Tensor, first_line: str) -> str:
+def _predict_and_format_title(model: Classifier, raw_image: Tensor, first_line: str) -> str:
     prediction = model.predict(raw_image)[0]
     return f"{first_line}\n{prediction.label}, {prediction.probability:.0%}"
 

@@ -142,6 +142,7 @@ def record(
 
     Example: vitascope record runs/digits/* --name digits
     """
+    from vitascope.inference.views import check_views_match_training
     from vitascope.records.record import (
         check_record_name,
         evaluate_and_make_record,
@@ -149,7 +150,6 @@ def record(
         write_record_per_machine,
     )
     from vitascope.run.directory import open_run_or_newest
-    from vitascope.training.scoring import check_views_match_training
 
     check_record_name(name)
     opened_runs = [open_run_or_newest(run) for run in runs]

@@ -110,11 +110,11 @@ def run_demo(
     """
     recipe = read_recipe("digits", settings or [])
     from vitascope.evaluation.figures import write_evaluation_json_and_figures
-    from vitascope.evaluation.trained import load
+    from vitascope.inference.open_model import open_model
     from vitascope.training.train import train_recipe
 
     run = train_recipe(recipe, runs, create_console(), suggest_evaluation=False)
-    evaluation = load(run, device="auto").evaluate()
+    evaluation = open_model(run, device="auto").evaluate()
     print_evaluation_summary(evaluation)
     print(f"Misclassified images: {write_evaluation_json_and_figures(evaluation) / 'errors.png'}\n")
     _print_differences_from_timm()

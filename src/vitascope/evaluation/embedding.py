@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from vitascope.data.dataset import Dataset, ImageFiles, MemoryDataset, UInt8Images
 from vitascope.data.splits import draw_stratified_subset_indices
 from vitascope.errors import UserError, format_count
-from vitascope.evaluation.eval_data import load_verified_run_split
-from vitascope.evaluation.prediction import Prediction, Predictions, read_image_files_and_folders
-from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.prediction import Prediction, Predictions, read_image_files_and_folders
 from vitascope.run.files import make_folder, write_atomically
+from vitascope.run.images import load_verified_run_split
 from vitascope.shapes import Features
 
 FeatureColumns = dict[str, list[str] | list[float]]  # column name -> one value per image
@@ -59,9 +59,9 @@ def check_feature_file_suffix(path: Path) -> None:
         )
 
 
-def compute_features_of_image_files(model: TrainedTransformer, paths: list[Path]) -> ImageFeatures:
+def compute_features_of_image_files(model: Classifier, paths: list[Path]) -> ImageFeatures:
     """Compute the features of every image in the folders, preprocessed as in training."""
-    loaded = read_image_files_and_folders(paths, model.info.stored)
+    loaded = read_image_files_and_folders(paths, model.stored_shape)
     files = loaded.files or []
     folders = [Path(name).resolve().parent.name for name in files]
     predictions, features = model.predict_with_features(loaded)
@@ -111,12 +111,12 @@ class Neighbours:
 
 
 def find_similar_images(
-    model: TrainedTransformer, image_path: Path, search_folder: Path | None, max_neighbours: int
+    model: Classifier, image_path: Path, search_folder: Path | None, max_neighbours: int
 ) -> Neighbours:
     """Search by the cosine between features, in the run's training images or in a folder."""
     if image_path.is_dir():
         raise UserError(f"{image_path} is a folder. Give one image. To search a folder, add --among FOLDER.")
-    loaded = read_image_files_and_folders([image_path], model.info.stored)
+    loaded = read_image_files_and_folders([image_path], model.stored_shape)
     predictions, query_features = model.predict_with_features(loaded)
     query_features = F.normalize(query_features, dim=1)
     unreadable_files: list[str] = []
@@ -157,7 +157,7 @@ class SampleFeatures(NamedTuple):
     features: Features
 
 
-def _load_or_compute_training_features(model: TrainedTransformer) -> SampleFeatures:
+def _load_or_compute_training_features(model: Classifier) -> SampleFeatures:
     """Return the training images and their features; the features are cached in the run."""
     samples = load_verified_run_split(model.run, model.info, "train", "Name the images to search: --among FOLDER.")
     if samples is None:
@@ -179,10 +179,10 @@ def _load_or_compute_training_features(model: TrainedTransformer) -> SampleFeatu
     return SampleFeatures(samples, features)
 
 
-def _hash_weights_and_samples(model: TrainedTransformer, samples: Dataset) -> str:
+def _hash_weights_and_samples(model: Classifier, samples: Dataset) -> str:
     """Return a hash of the weights and images that the features depend on."""
     weights = hashlib.blake2b(digest_size=8)
-    for tensor in model.state_dict().values():
+    for tensor in model.model.state_dict().values():
         weights.update(tensor.cpu().numpy().tobytes())
     return f"{weights.hexdigest()} {samples.fingerprint()}"
 

@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass, field, replace
 from math import inf
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from vitascope.data.config import DataConfig
-from vitascope.data.dataset import Dataset, DataSource, MemoryDataset, has_fingerprint
+from vitascope.data.dataset import Dataset, DataSource, MemoryDataset
 from vitascope.data.open_data import open_data_source, resolve_paths_in_data_config
-from vitascope.data.splits import load_train_and_validation_data
 from vitascope.errors import UserError, suggest_choice
 from vitascope.run.directory import ExternalModel, Run
+from vitascope.run.images import check_classes_unchanged, load_verified_run_split, reset_missing_data_root
 from vitascope.weights.model_info import ModelInfo
 
 SPLITS = ("test", "val", "train")
@@ -55,7 +53,7 @@ def load_eval_data(run: Run, model_info: ModelInfo, split: str | None, data_name
         raise UserError(
             f"{run_config.name} has no test images. Add a test/ folder, or use the validation images: --split val."
         )
-    _check_classes_unchanged(run_config.name, source.classes, model_info)
+    check_classes_unchanged(run_config.name, source.classes, model_info)
     return EvalData(
         run_config.name, "test", source.load_split("test"), is_run_data=True, unreadable_files=source.skipped_paths
     )
@@ -72,54 +70,6 @@ def _list_run_splits(config: DataConfig, model_info: ModelInfo) -> list[str]:
 
 def has_test_images(run: Run, model_info: ModelInfo) -> bool:
     return "test" in _open_data_source(reset_missing_data_root(run.recipe.data), model_info).split_names
-
-
-def load_verified_run_split(run: Run, model_info: ModelInfo, split: str, advice: str = "") -> Dataset | None:
-    """Return exactly the run's validation or training images; None if it has no validation images.
-
-    `advice` ends the error message for a model that is not a run."""
-    if isinstance(run, ExternalModel):
-        raise UserError(f"{run.model_ref} is not a run, so it has no training or validation images. {advice}".rstrip())
-    recipe = run.recipe
-    if split == "val" and recipe.data.validation == 0:
-        return None
-    size, channels = model_info.model.image_shape, model_info.model.in_chans
-    data_config = replace(reset_missing_data_root(recipe.data), memory=inf)
-    data = load_train_and_validation_data(data_config, size, channels, recipe.train.seed)
-    _check_classes_unchanged(recipe.data.name, data.classes, model_info)
-    data_hash = run.machine.get("data_hash")
-    if data_hash is not None and not has_fingerprint(data.train, data_hash):
-        raise UserError(
-            f"{recipe.data.name} has changed since the run was trained. The run's training and validation images "
-            "can no longer be identified."
-        )
-    return data.train if split == "train" else data.validation
-
-
-class RunSample(NamedTuple):
-    """Some of a run's images, with their labels and a description: "validation" or "training"."""
-
-    samples: Dataset
-    description: str
-
-
-def sample_val_or_train_images(run: Run, model_info: ModelInfo, max_images: int) -> RunSample | None:
-    """Return evenly chosen validation (else training) images; None if they are not on this machine.
-
-    Test images are never used."""
-    for split, description in (("val", "validation"), ("train", "training")):
-        try:
-            samples = load_verified_run_split(run, model_info, split)
-        except UserError:
-            continue
-        if samples is not None:
-            return RunSample(samples.select_evenly(max_images), description)
-    return None
-
-
-def reset_missing_data_root(config: DataConfig) -> DataConfig:
-    """Use this machine's data folder if the run's own does not exist here."""
-    return config if config.root is None or Path(config.root).is_dir() else replace(config, root=None)
 
 
 def _load_other_eval_data(config: DataConfig, model_info: ModelInfo, split: str | None) -> EvalData:
@@ -148,14 +98,6 @@ def _open_data_source(config: DataConfig, model_info: ModelInfo) -> DataSource:
     """Open the data; images in a folder are read at the size of the run's stored images."""
     channels, rows, columns = model_info.stored
     return open_data_source(replace(config, memory=inf), (rows, columns), channels, must_be_trainable=False)
-
-
-def _check_classes_unchanged(data_name: str, classes: list[str], model_info: ModelInfo) -> None:
-    if classes != model_info.classes:
-        raise UserError(
-            f"The classes of {data_name} have changed since the run was trained. "
-            f"They are now: {', '.join(classes[:5])} …"
-        )
 
 
 def _load_split_with_model_labels(source: DataSource, split: str, model_classes: list[str]) -> Dataset:

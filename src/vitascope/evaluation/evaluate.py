@@ -16,18 +16,19 @@ from vitascope.evaluation.calibration import (
     compute_temperature_scaled_calibration,
     fit_temperature_within_bounds,
 )
-from vitascope.evaluation.eval_data import EvalData, load_eval_data, load_verified_run_split
+from vitascope.evaluation.eval_data import EvalData, load_eval_data
 from vitascope.evaluation.report import (
     ClassScore,
     Evaluation,
     Misclassification,
     compute_class_scores,
     compute_confusion_matrix,
-    describe_token_reduction,
 )
 from vitascope.evaluation.robustness import measure_accuracy_under_corruptions
-from vitascope.model.vit import VisionTransformer
-from vitascope.run.directory import Run
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.scoring import choose_inference_batch_size
+from vitascope.inference.views import check_views_match_training
+from vitascope.run.images import load_verified_run_split
 from vitascope.run.machine import get_device_names, get_device_or_cpu_name
 from vitascope.run.test_set_log import add_test_use_log_entry, log_test_set_result, read_test_set_log
 from vitascope.run.wall_clock import (
@@ -37,54 +38,47 @@ from vitascope.run.wall_clock import (
     record_task_start_in_this_process,
 )
 from vitascope.shapes import Logits
-from vitascope.training.hardware import make_float32_inference_hardware
-from vitascope.training.scoring import check_views_match_training, choose_inference_batch_size, compute_logits
-from vitascope.weights.model_info import ModelInfo
 
 MAX_WORST_ERRORS = 24
 UNSCALED = "No temperature scaling"
 
 
 def evaluate_and_log_test_use(
-    model: VisionTransformer,
-    run: Run,
-    model_info: ModelInfo,
+    classifier: Classifier,
     *,
     split: str | None = None,
     data: str | None = None,
     views: int = 1,
-    weights_label: str = "last",
     robust: bool = True,
 ) -> Evaluation:
-    """Evaluate in float32 on the model's device. Each use of test images is logged in the run, before and after."""
+    """Evaluate on the model's device. Each use of test images is logged in the run, before and after."""
+    run, classes = classifier.run, classifier.classes
     check_views_match_training(run.recipe, views)
-    eval_data = load_eval_data(run, model_info, split, data)
-    fitted = fit_validation_temperature_or_explain(model, run, model_info, eval_data, views)
-    entry_id = _log_test_use_if_test_images(model, run, eval_data, views, weights_label)
-    timed = _compute_and_time_logits(model, run, eval_data.samples.images, model_info, views)
-    scores = _score_logits(timed.logits, eval_data.samples, model_info.classes)
+    eval_data = load_eval_data(run, classifier.info, split, data)
+    fitted = fit_validation_temperature_or_explain(classifier, eval_data, views)
+    entry_id = _log_test_use_if_test_images(classifier, eval_data, views)
+    timed = _compute_and_time_logits(classifier, eval_data.samples.images, views)
+    scores = _score_logits(timed.logits, eval_data.samples, classes)
     evaluation = Evaluation(
         run=run,
         eval_data=eval_data,
-        classes=model_info.classes,
+        classes=classes,
         views=views,
-        weights_label=weights_label,
+        weights_label=classifier.weights_label,
         test_use_count=next((entry.use_count for entry in read_test_set_log(run) if entry.entry_id == entry_id), None),
         seconds=timed.seconds,
         set_up_seconds=timed.set_up_seconds,
         wall_seconds=timed.wall_seconds,
         temperature=fitted.measure_effect(timed.logits, eval_data.samples.labels),
         temperature_note=fitted.note,
-        reduction=describe_token_reduction(model_info.model),
-        is_linear_probe=model_info.probe,
+        reduction=classifier.token_reduction_description,
+        is_linear_probe=classifier.is_linear_probe,
         **scores,
     )
     if entry_id is not None:  # before the slow part, so that an interrupted evaluation has its result
         log_test_set_result(run, entry_id, _build_result_log_entry(evaluation))
     if robust:
-        hardware = make_float32_inference_hardware(model)
-        curves = measure_accuracy_under_corruptions(model, eval_data.samples, model_info.preparation, hardware, views)
-        return replace(evaluation, robustness=curves)
+        return replace(evaluation, robustness=measure_accuracy_under_corruptions(classifier, eval_data.samples, views))
     return evaluation
 
 
@@ -120,21 +114,17 @@ class FittedTemperature(NamedTuple):
         return compute_temperature_scaled_calibration(logits, labels, self.temperature, self.num_fit_images)
 
 
-def fit_validation_temperature_or_explain(
-    model: VisionTransformer, run: Run, model_info: ModelInfo, eval_data: EvalData, views: int
-) -> FittedTemperature:
+def fit_validation_temperature_or_explain(classifier: Classifier, eval_data: EvalData, views: int) -> FittedTemperature:
     """Fit a temperature on the run's validation images, unless these are the evaluated images or are missing."""
     if eval_data.is_run_data and eval_data.split == "val":
         return FittedTemperature(None, 0, f"{UNSCALED}: it would be fitted on these same images.")
     try:
-        validation = load_verified_run_split(run, model_info, "val")
+        validation = load_verified_run_split(classifier.run, classifier.info, "val")
     except UserError as error:
         return FittedTemperature(None, 0, f"{UNSCALED}: {error}")
     if validation is None:
         return FittedTemperature(None, 0, f"{UNSCALED}: the run has no validation images (data.validation=0).")
-    logits = compute_logits(
-        model, validation.images, model_info.preparation, make_float32_inference_hardware(model), num_views=views
-    )
+    logits = classifier.compute_stored_logits(validation.images, views=views)
     temperature = fit_temperature_within_bounds(logits, validation.labels)
     if temperature is None:
         all_correct = bool((logits.argmax(1) == validation.labels.to(logits.device)).all())
@@ -144,20 +134,18 @@ def fit_validation_temperature_or_explain(
     return FittedTemperature(temperature, len(validation), f"fitted on {len(validation):,} validation images")
 
 
-def _log_test_use_if_test_images(
-    model: VisionTransformer, run: Run, eval_data: EvalData, views: int, weights_label: str
-) -> int | None:
+def _log_test_use_if_test_images(classifier: Classifier, eval_data: EvalData, views: int) -> int | None:
     """Log a use of test images before it starts, and return its id; None for training and validation images."""
     if eval_data.split not in ("test", "all"):
         return None
     return add_test_use_log_entry(
-        run,
+        classifier.run,
         data=eval_data.data_name,
         split=eval_data.split,
         images=len(eval_data.samples),
         views=views,
-        weights=weights_label,
-        machine=get_device_or_cpu_name(get_device_names(), make_float32_inference_hardware(model).device),
+        weights=classifier.weights_label,
+        machine=get_device_or_cpu_name(get_device_names(), classifier.device.type),
         data_hash=eval_data.samples.fingerprint(),
     )
 
@@ -219,20 +207,14 @@ class TimedLogits(NamedTuple):
     wall_seconds: float | None  # from the process's start
 
 
-def _compute_and_time_logits(
-    model: VisionTransformer, run: Run, images: UInt8Images, model_info: ModelInfo, views: int
-) -> TimedLogits:
-    record_task_start_in_this_process(EVALUATE, run)
-    hardware, start = make_float32_inference_hardware(model), time.monotonic()
-    if hardware.device == "cuda":
-        compute_logits(
-            model,
-            torch.zeros_like(images[: choose_inference_batch_size(model, hardware.device)]),
-            model_info.preparation,
-            hardware,
-        )
+def _compute_and_time_logits(classifier: Classifier, images: UInt8Images, views: int) -> TimedLogits:
+    record_task_start_in_this_process(EVALUATE, classifier.run)
+    start = time.monotonic()
+    if classifier.device.type == "cuda":
+        batch_size = choose_inference_batch_size(classifier.model, "cuda")
+        classifier.compute_stored_logits(torch.zeros_like(images[:batch_size]))
     after_set_up = time.monotonic()
-    logits = compute_logits(model, images, model_info.preparation, hardware, num_views=views)
+    logits = classifier.compute_stored_logits(images, views=views)
     return TimedLogits(
-        logits, time.monotonic() - after_set_up, after_set_up - start, measure_process_seconds_if_alone(run)
+        logits, time.monotonic() - after_set_up, after_set_up - start, measure_process_seconds_if_alone(classifier.run)
     )

@@ -9,7 +9,7 @@ from vitascope.data.config import AugmentConfig
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.draw.html import escape_markdown, format_markdown_code, render_template
 from vitascope.errors import format_count
-from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.inference.classifier import Classifier
 from vitascope.model.anatomy import count_parameters
 from vitascope.run.directory import ExternalModel
 from vitascope.run.listing import flatten_comparable_settings
@@ -93,7 +93,7 @@ class ModelCard:
         return render_template("model_card.md.j2", card=self, max_class_names=MAX_CLASS_NAMES)
 
 
-def make_exported_model_card(model: TrainedTransformer, library: str, reference: str, *, on_hub: bool) -> ModelCard:
+def make_exported_model_card(model: Classifier, library: str, reference: str, *, on_hub: bool) -> ModelCard:
     """Collect the facts about an exported model from its run's files. `reference`: its folder or repository."""
     is_external = isinstance(model.run, ExternalModel)
     recipe = model.run.recipe
@@ -130,7 +130,7 @@ def format_usage_code(library: str, reference: str, *, on_hub: bool = False, cha
     return code.replace("REF", REF_PREFIXES[library][on_hub] + reference)
 
 
-def _list_accuracies(model: TrainedTransformer) -> list[str]:
+def _list_accuracies(model: Classifier) -> list[str]:
     if isinstance(model.run, ExternalModel):
         return ["Not measured."]
     lines = [PROBE_NOTE] if model.info.probe else []
@@ -158,7 +158,7 @@ def _list_accuracies(model: TrainedTransformer) -> list[str]:
     return ["\n".join(f"- {line}" for line in lines) or "Not measured yet. Measure it with `vitascope evaluate`."]
 
 
-def _describe_origin(model: TrainedTransformer) -> str:
+def _describe_origin(model: Classifier) -> str:
     if isinstance(model.run, ExternalModel):
         weights = format_markdown_code(_keep_name_of_absolute_path(model.run.model_ref))
         return f"Weights: {weights}. Converted by Vitascope."
@@ -172,7 +172,7 @@ def _describe_origin(model: TrainedTransformer) -> str:
     )
 
 
-def _collect_machine_facts(model: TrainedTransformer) -> dict[str, Any]:
+def _collect_machine_facts(model: Classifier) -> dict[str, Any]:
     machine = model.run.machine
     return {name: value for name in ("commit", "versions", "training_images") if (value := machine.get(name))}
 

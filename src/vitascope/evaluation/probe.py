@@ -11,8 +11,9 @@ from vitascope.data.dataset import Dataset
 from vitascope.data.splits import draw_stratified_subset_indices
 from vitascope.errors import UserError
 from vitascope.evaluation.calibration import Interval, wilson_interval
-from vitascope.evaluation.eval_data import load_eval_data, load_verified_run_split
-from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.evaluation.eval_data import load_eval_data
+from vitascope.inference.classifier import Classifier
+from vitascope.run.images import load_verified_run_split
 from vitascope.run.test_set_log import add_test_use_log_entry, log_test_set_result
 from vitascope.training.objectives.feature_metrics import (
     NUM_NEIGHBOURS,
@@ -41,7 +42,7 @@ class ProbeResult:
 
 
 def evaluate_knn_and_linear_probe(
-    model: TrainedTransformer,
+    model: Classifier,
     split: str | None = None,
     *,
     num_neighbours: int = NUM_NEIGHBOURS,
@@ -76,9 +77,9 @@ def evaluate_knn_and_linear_probe(
 
 
 def _score_knn_and_linear_probe(
-    model: TrainedTransformer, train_samples: Dataset, eval_samples: Dataset, split: str, num_neighbours: int
+    model: Classifier, train_samples: Dataset, eval_samples: Dataset, split: str, num_neighbours: int
 ) -> ProbeResult:
-    device, classes = next(model.parameters()).device, len(model.classes)
+    device, classes = model.device, len(model.classes)
     train_features, eval_features = (
         model.compute_stored_features(part.images).to(device) for part in (train_samples, eval_samples)
     )

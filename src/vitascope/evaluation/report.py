@@ -11,7 +11,6 @@ from vitascope.errors import format_count
 from vitascope.evaluation.calibration import Calibration, Interval, TemperatureScaling, wilson_interval
 from vitascope.evaluation.eval_data import EvalData
 from vitascope.evaluation.robustness import RobustnessCurve
-from vitascope.model.config import ModelConfig
 from vitascope.run.directory import Run
 
 
@@ -63,15 +62,6 @@ def _divide_or_none(numerator: int, denominator: int) -> float | None:
 def spell_out_split_name(split: str) -> str:
     """Return the full name of a split, for sentences and captions."""
     return {"val": "validation", "train": "training"}.get(split, split)
-
-
-def describe_token_reduction(config: ModelConfig) -> str:
-    """Describe token merging or dropping at inference; empty if all tokens are used."""
-    if not config.token_reduction:
-        return ""
-    removed = config.num_removed_per_block
-    limit = "" if min(removed) == max(removed) else "up to "
-    return f"{limit}{format_count(max(removed), 'token')} {'merged' if config.merge_tokens else 'dropped'} per block"
 
 
 @dataclass(frozen=True)

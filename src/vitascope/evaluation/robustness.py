@@ -5,16 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from vitascope.data.dataset import Dataset
-from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.splits import draw_stratified_subset_indices
 from vitascope.evaluation.calibration import Interval, wilson_interval
+from vitascope.inference.classifier import Classifier
 from vitascope.shapes import Images
-from vitascope.training.hardware import Hardware
-from vitascope.training.scoring import compute_logits
 
 CorruptionFunction = Callable[[Images, float, int], Images]  # images, level, a seed
 
@@ -102,20 +100,17 @@ class RobustnessCurve:
 
 
 def measure_accuracy_under_corruptions(
-    model: nn.Module, samples: Dataset, preprocessing: Preprocessing, hardware: Hardware, views: int = 1
+    classifier: Classifier, samples: Dataset, views: int = 1
 ) -> dict[str, RobustnessCurve]:
     """Measure on at most 1000 images: a fixed, stratified subset."""
     subset = samples.select(draw_stratified_subset_indices(samples.labels, min(1.0, MAX_IMAGES / len(samples)), seed=0))
-    num_clean_correct = _count_correct_under_corruption(model, subset, preprocessing, hardware, views, None, 0)
+    num_clean_correct = _count_correct_under_corruption(classifier, subset, views, None, 0)
     curves = {}
     for name, corruption in CORRUPTIONS.items():
-        levels = corruption.scale_levels(preprocessing.size)
+        levels = corruption.scale_levels(classifier.preprocessing.size)
         num_correct = [
             num_clean_correct,
-            *(
-                _count_correct_under_corruption(model, subset, preprocessing, hardware, views, corruption, level)
-                for level in levels
-            ),
+            *(_count_correct_under_corruption(classifier, subset, views, corruption, level) for level in levels),
         ]
         accuracies = [count / len(subset) for count in num_correct]
         intervals = [wilson_interval(count, len(subset)) for count in num_correct]
@@ -124,15 +119,13 @@ def measure_accuracy_under_corruptions(
 
 
 def _count_correct_under_corruption(
-    model: nn.Module,
+    classifier: Classifier,
     samples: Dataset,
-    preprocessing: Preprocessing,
-    hardware: Hardware,
     views: int,
     corruption: Corruption | None,
     level: float,
 ) -> int:
-    num_correct = 0
+    num_correct, preprocessing = 0, classifier.preprocessing
     for batch_index, (images, labels) in enumerate(
         zip(samples.images.split(BATCH_SIZE), samples.labels.split(BATCH_SIZE), strict=True)
     ):
@@ -141,6 +134,6 @@ def _count_correct_under_corruption(
             pixels = preprocessing.scale_and_resize(stored)
             return preprocessing.normalize(corruption.apply(pixels, level, seed) if corruption else pixels)
 
-        predicted = compute_logits(model, images, prepare, hardware, num_views=views).argmax(1)
+        predicted = classifier.compute_stored_logits(images, views=views, preprocess=prepare).argmax(1)
         num_correct += int((predicted == labels).sum())
     return num_correct

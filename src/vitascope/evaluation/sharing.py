@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError, shorten_error_message, suggest_choice
-from vitascope.evaluation.fast import compute_max_relative_error, copy_as_frozen_cpu_model
 from vitascope.evaluation.model_card import make_exported_model_card
-from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.fast import compute_max_relative_error, copy_as_frozen_cpu_model
 from vitascope.run.checkpoint import LAST_WEIGHTS, save_weights
 from vitascope.run.directory import check_not_run_folder
 from vitascope.run.files import make_folder, write_atomically, write_json
-from vitascope.weights.pretrained import open_weights
+from vitascope.weights.pretrained import read_pretrained_model
 from vitascope.weights.write_formats import CONVERTERS_BY_LIBRARY
 
 TOLERANCE = 1e-5  # relative to the largest logit
@@ -26,13 +26,13 @@ LogitsFunction = Callable[[Tensor], Tensor]  # prepared images -> logits
 
 
 def save_pretrained(
-    model: TrainedTransformer,
+    model: Classifier,
     folder: str | os.PathLike[str],
     *,
     library: str = "vitascope",
     repository: str | None = None,
 ) -> Path:
-    """Write config.json, model.safetensors and README.md for `vitascope.load`, timm or transformers (`library`).
+    """Write config.json, model.safetensors and README.md for `vitascope.open_model`, timm or transformers (`library`).
 
     The files are first written to a temporary folder and loaded by that library. They are moved to `folder` only if
     the outputs equal the model's. `repository`: the name on the hub, for the card's code."""
@@ -40,7 +40,7 @@ def save_pretrained(
         raise UserError(f"--for {library} is unknown. {suggest_choice(library, CONVERTERS_BY_LIBRARY)}")
     target = Path(folder).resolve()
     check_not_run_folder(target)
-    weights = {temporary: tensor.detach().cpu() for temporary, tensor in model.state_dict().items()}
+    weights = {temporary: tensor.detach().cpu() for temporary, tensor in model.model.state_dict().items()}
     files, tensors = CONVERTERS_BY_LIBRARY[library](model.info, weights)
     make_folder(target.parent)
     try:
@@ -61,7 +61,7 @@ def save_pretrained(
 
 
 def push_to_hub(
-    model: TrainedTransformer,
+    model: Classifier,
     repository: str,
     *,
     library: str = "vitascope",
@@ -86,7 +86,7 @@ def push_to_hub(
 
 
 @torch.no_grad()
-def measure_and_check_saved_model_error(model: TrainedTransformer, folder: Path, library: str) -> float:
+def measure_and_check_saved_model_error(model: Classifier, folder: Path, library: str) -> float:
     """Return the largest relative difference between the saved and the original model's logits.
 
     Raise a UserError if it exceeds rounding. The original is computed in float32, in evaluation mode."""
@@ -99,7 +99,7 @@ def measure_and_check_saved_model_error(model: TrainedTransformer, folder: Path,
         raise UserError(
             f"{library} cannot load the saved model ({shorten_error_message(error)}). {NOT_WRITTEN_MESSAGE}"
         ) from error
-    error_size = compute_max_relative_error(logits, copy_as_frozen_cpu_model(model)(images))
+    error_size = compute_max_relative_error(logits, copy_as_frozen_cpu_model(model.vision_transformer)(images))
     if not error_size <= TOLERANCE:
         raise UserError(
             f"Loaded by {library}, the saved model's logits differ (relative error {error_size:.1e}). "
@@ -117,7 +117,7 @@ def _load_with_timm(folder: Path) -> LogitsFunction:
 def _load_with_transformers_or_vitascope(folder: Path) -> LogitsFunction:
     """Load with transformers, or with Vitascope if transformers is not installed."""
     if find_spec("transformers") is None:
-        return open_weights(str(folder)).build_model()
+        return read_pretrained_model(str(folder)).build_model()
     from transformers import ViTForImageClassification
 
     with redirect_stderr(StringIO()):  # its progress bar
@@ -127,7 +127,7 @@ def _load_with_transformers_or_vitascope(folder: Path) -> LogitsFunction:
 
 NOT_WRITTEN_MESSAGE = "Nothing was written. Please report this, with the model's settings."
 MODEL_LOADERS: dict[str, Callable[[Path], LogitsFunction]] = {
-    "vitascope": lambda folder: open_weights(str(folder)).build_model(),
+    "vitascope": lambda folder: read_pretrained_model(str(folder)).build_model(),
     "timm": _load_with_timm,
     "transformers": _load_with_transformers_or_vitascope,
 }

@@ -12,7 +12,6 @@ from torch import Tensor
 from vitascope.draw.explanation import draw_attention_heads, draw_deletion_and_insertion, draw_heat_maps_over_image
 from vitascope.draw.style import save_figure
 from vitascope.errors import UserError
-from vitascope.evaluation.prediction import LoadedImages
 from vitascope.explain.attribution import (
     CLASS_INDEPENDENT,
     METHODS,
@@ -33,7 +32,9 @@ from vitascope.explain.model_statistics import (
     apply_logit_lens_per_token,
     describe_initial_tokens,
 )
-from vitascope.explain.subject import ExplainedModel, PatchPosition, TokenLayout
+from vitascope.explain.subject import PatchPosition, TokenLayout, denormalize_images
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.prediction import LoadedImages
 from vitascope.run.files import make_folder
 
 TITLES = {  # of panels: the method's name and a reminder of what it shows
@@ -99,7 +100,7 @@ class MapSelection(NamedTuple):
 
 
 def write_explanation_figures(
-    subject: ExplainedModel, loaded_images: LoadedImages, request: ExplainRequest, output_folder: Path
+    subject: Classifier, loaded_images: LoadedImages, request: ExplainRequest, output_folder: Path
 ) -> ExplainReport:
     """Write explanations and attention maps of each image, and the faithfulness of each method over all images."""
     inputs = build_attribution_inputs(subject.model, subject.preprocessing(loaded_images.images), request.target)
@@ -110,7 +111,9 @@ def write_explanation_figures(
     make_folder(output_folder)
     report = ExplainReport()
     names = make_unique_file_stems(loaded_images)
-    for index, (name, image) in enumerate(zip(names, subject.denormalize_images(inputs.images), strict=True)):
+    for index, (name, image) in enumerate(
+        zip(names, denormalize_images(subject.preprocessing, inputs.images), strict=True)
+    ):
         target, image_heatmaps = int(inputs.targets[index]), {key: heatmap[index] for key, heatmap in heatmaps.items()}
         result = _build_image_result_json(name, subject.classes, probabilities[index], target, image_heatmaps)
         title = f"{name}\nprediction: {result['answer']} ({result['probability']:.1%})"
@@ -204,13 +207,15 @@ def save_png_and_svg(figure: Figure, path_without_suffix: Path) -> list[Path]:
 
 @torch.no_grad()
 def _write_logit_lens_figures(
-    subject: ExplainedModel, inputs: AttributionInputs, file_stems: list[str], output_folder: Path
+    subject: Classifier, inputs: AttributionInputs, file_stems: list[str], output_folder: Path
 ) -> list[Path]:
     """Draw the class probability of every patch after every block (logit lens)."""
     states = inputs.maps_and_states.hidden_states
     probabilities = [apply_logit_lens_per_token(inputs.model, state).softmax(-1) for state in states]
     files = []
-    for index, (name, image) in enumerate(zip(file_stems, subject.denormalize_images(inputs.images), strict=True)):
+    for index, (name, image) in enumerate(
+        zip(file_stems, denormalize_images(subject.preprocessing, inputs.images), strict=True)
+    ):
         target = int(inputs.targets[index])
         image_slice = slice(index, index + 1)
         grids = {

@@ -19,13 +19,15 @@ from vitascope.draw.probes import (
     draw_tsne_points,
 )
 from vitascope.errors import UserError
-from vitascope.evaluation.eval_data import load_eval_data, sample_val_or_train_images
+from vitascope.evaluation.eval_data import load_eval_data
 from vitascope.evaluation.report import spell_out_split_name
 from vitascope.explain import model_statistics
 from vitascope.explain.figures import save_png_and_svg
-from vitascope.explain.subject import ExplainedModel, TokenLayout, get_token_layout
+from vitascope.explain.subject import TokenLayout, denormalize_images, get_token_layout
+from vitascope.inference.classifier import Classifier
 from vitascope.model.replay import replay
 from vitascope.run.files import make_folder, write_atomically
+from vitascope.run.images import sample_val_or_train_images
 from vitascope.shapes import Images
 
 MIN_IMAGES = 8  # images for statistics
@@ -45,7 +47,7 @@ class ProbeStatistics:
     features: Tensor
 
 
-def compute_head_and_block_statistics(subject: ExplainedModel, images: Images) -> ProbeStatistics:
+def compute_head_and_block_statistics(subject: Classifier, images: Images) -> ProbeStatistics:
     model, layout = subject.model, get_token_layout(subject.model)
     distance, entropy, norms, agreement, features = [], [], [], [], []
     similarity: model_statistics.MinibatchCKA | None = None
@@ -85,7 +87,7 @@ def _compute_norm_quantiles(tokens: Tensor) -> Tensor:
 
 
 def write_model_statistics(
-    subject: ExplainedModel, images: Images, labels: list[int] | None, images_description: str, output_folder: Path
+    subject: Classifier, images: Images, labels: list[int] | None, images_description: str, output_folder: Path
 ) -> list[Path]:
     """Write the probes of at least eight prepared images; `images_description` is, e.g., validation."""
     if len(images) < MIN_IMAGES:
@@ -149,7 +151,7 @@ class RunImages(NamedTuple):
 
 
 def write_model_statistics_if_possible(
-    subject: ExplainedModel, run_images: RunImages | None, given_images: UInt8Images, output_folder: Path
+    subject: Classifier, run_images: RunImages | None, given_images: UInt8Images, output_folder: Path
 ) -> list[Path]:
     """Write probes over the run's own images, or over the given ones if there are enough; otherwise nothing."""
     if run_images is not None:
@@ -163,15 +165,15 @@ def write_model_statistics_if_possible(
     )
 
 
-def load_preprocessed_run_images(subject: ExplainedModel, split: str | None = None) -> RunImages | None:
+def load_preprocessed_run_images(subject: Classifier, split: str | None = None) -> RunImages | None:
     """Return some of the run's images; None if they are not on this machine.
 
     By default the validation images, else training images. Test images are used only with split="test"."""
-    if subject.trained_run_model is None:
+    if not subject.is_run:
         if split is not None:
             raise UserError(f"--split {split} needs a run, and {subject.name} is not a run. Omit --split.")
         return None
-    run, model_info = subject.trained_run_model.run, subject.trained_run_model.info
+    run, model_info = subject.run, subject.info
     if split is not None:
         samples, description = (
             load_eval_data(run, model_info, split, None).samples.select_evenly(MAX_IMAGES),
@@ -195,7 +197,7 @@ def project_with_pca_and_tsne(features: Tensor) -> np.ndarray:
     return TSNE(perplexity=min(30, (len(points) - 1) // 3), init="pca", random_state=0).fit_transform(points)
 
 
-def _write_position_figure_if_any(subject: ExplainedModel, layout: TokenLayout, output_folder: Path) -> list[Path]:
+def _write_position_figure_if_any(subject: Classifier, layout: TokenLayout, output_folder: Path) -> list[Path]:
     try:
         similarity = model_statistics.compute_position_embedding_similarity(subject.model, layout)
     except UserError:
@@ -208,12 +210,12 @@ def _write_position_figure_if_any(subject: ExplainedModel, layout: TokenLayout, 
 
 
 def _write_feature_pca_figure(
-    subject: ExplainedModel, images: Images, layout: TokenLayout, output_folder: Path
+    subject: Classifier, images: Images, layout: TokenLayout, output_folder: Path
 ) -> list[Path]:
     shown = images[:NUM_COLOURED_IMAGES]
     states = model_statistics.record_hidden_states(subject.model, shown)
     chosen_states = sorted({0, len(states) // 3, 2 * len(states) // 3, len(states) - 1})
-    rows = [subject.denormalize_images(shown)]
+    rows = [denormalize_images(subject.preprocessing, shown)]
     rows += [
         list(model_statistics.project_patches_to_pca_rgb(states[state], layout).numpy()) for state in chosen_states
     ]

@@ -25,16 +25,17 @@ from vitascope.draw import SEQUENTIAL
 from vitascope.draw.document import Picture
 from vitascope.draw.html import render_template
 from vitascope.errors import UserError
-from vitascope.evaluation.eval_data import load_verified_run_split
 from vitascope.evaluation.figures import describe_possible_mislabelling, describe_shown_errors, list_evaluation_parts
 from vitascope.evaluation.report import Evaluation, Misclassification, spell_out_split_name
-from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.explain.attribution import METHODS, build_attribution_inputs, uses_sequence_pooling
 from vitascope.explain.model_figures import load_preprocessed_run_images, write_model_statistics
-from vitascope.explain.subject import ExplainedModel, get_token_layout, open_model_to_explain
+from vitascope.explain.subject import get_token_layout
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.open_model import open_model
 from vitascope.model.attention_recorder import compute_logits
 from vitascope.recipe.schema import format_recipe_yaml
 from vitascope.run.files import write_atomically
+from vitascope.run.images import load_verified_run_split
 from vitascope.shapes import Images
 
 PAGE_FOLDER = Path(__file__).parent / "page"
@@ -45,23 +46,22 @@ PageArrays = dict[str, NDArray]  # the keys are read by page/*.js
 
 def write_html_report(run_path: Path, split: str | None = None, output_path: Path | None = None) -> Path:
     """Write the report on the validation images; without them, no evaluation. Test images only with split="test"."""
-    subject = open_model_to_explain(str(run_path))
-    model = subject.trained_run_model
-    if model is None:
+    model = open_model(run_path)
+    if not model.is_run:
         raise UserError(f"{run_path} is not a run. Reports can be written only for runs.")
     if split is None and model.run.recipe.data.validation > 0:
         split = "val"
     evaluation = model.evaluate(split, robust=False) if split else None
     path = output_path or model.run.get_path("report.html")
-    write_atomically(path, render_html_report(subject, model, evaluation))
+    write_atomically(path, render_html_report(model, evaluation))
     return path
 
 
-def render_html_report(subject: ExplainedModel, model: TrainedTransformer, evaluation: Evaluation | None) -> str:
+def render_html_report(model: Classifier, evaluation: Evaluation | None) -> str:
     examples = (
         choose_errors_and_correct_examples(model, evaluation) if evaluation else choose_first_training_examples(model)
     )
-    errors = _explain_worst_errors(subject, evaluation) if evaluation else []
+    errors = _explain_worst_errors(model, evaluation) if evaluation else []
     curves = model.run.get_path("curves.png")
     return render_template(
         "report.html.j2",
@@ -71,14 +71,14 @@ def render_html_report(subject: ExplainedModel, model: TrainedTransformer, evalu
         model_html=model._repr_html_(),
         recipe=format_recipe_yaml(model.run.recipe),
         curves=[Picture.from_file(curves)] if curves.is_file() else [],
-        page_data=make_page_data(subject, *examples),
+        page_data=make_page_data(model, *examples),
         stage_ratio=examples.images.shape[3] / examples.images.shape[2],
         evaluation_parts=list_evaluation_parts(evaluation, include_worst_errors=False) if evaluation else None,
         saved_evaluation=None if evaluation else _read_newest_saved_evaluation(model),
         errors=errors,
         errors_description=describe_shown_errors(evaluation, len(errors)).capitalize() if evaluation else "",
         mislabelling_note=describe_possible_mislabelling(len(errors)),
-        statistics=_draw_model_statistics(subject),
+        statistics=_draw_model_statistics(model),
         import_map=_build_javascript_import_map(),
     )
 
@@ -88,7 +88,7 @@ class Examples(NamedTuple):
     captions: list[str]  # shown in the page's list of images
 
 
-def choose_errors_and_correct_examples(model: TrainedTransformer, evaluation: Evaluation) -> Examples:
+def choose_errors_and_correct_examples(model: Classifier, evaluation: Evaluation) -> Examples:
     """Return the worst errors, then the first correct images, and the list entry of each."""
     samples = evaluation.eval_data.samples
     wrong = [
@@ -108,7 +108,7 @@ def choose_errors_and_correct_examples(model: TrainedTransformer, evaluation: Ev
     return Examples(samples.images[[index for index, _ in chosen]], [caption for _, caption in chosen])
 
 
-def choose_first_training_examples(model: TrainedTransformer) -> Examples:
+def choose_first_training_examples(model: Classifier) -> Examples:
     """Return the first training images, with their true and predicted classes."""
     samples = load_verified_run_split(model.run, model.info, "train")
     if samples is None:
@@ -121,7 +121,7 @@ def choose_first_training_examples(model: TrainedTransformer) -> Examples:
     return Examples(images, captions)
 
 
-def make_page_data(subject: ExplainedModel, images: UInt8Images, captions: list[str]) -> dict[str, Any]:
+def make_page_data(subject: Classifier, images: UInt8Images, captions: list[str]) -> dict[str, Any]:
     """Return the data of the page's script: one JSON object, with the arrays of each image in base64."""
     layout = get_token_layout(subject.model)
     examples = [
@@ -153,7 +153,7 @@ class ExplainedError(NamedTuple):
     error: Misclassification
 
 
-def _explain_worst_errors(subject: ExplainedModel, evaluation: Evaluation) -> list[ExplainedError]:
+def _explain_worst_errors(subject: Classifier, evaluation: Evaluation) -> list[ExplainedError]:
     """Return the worst errors with their relevance (Chefer et al. 2021) for the predicted class."""
     explained_errors = []
     for error in evaluation.worst_errors[:NUM_SHOWN_ERRORS]:
@@ -181,7 +181,7 @@ class SavedEvaluation(NamedTuple):
     figures: list[Picture]
 
 
-def _read_newest_saved_evaluation(model: TrainedTransformer) -> SavedEvaluation | None:
+def _read_newest_saved_evaluation(model: Classifier) -> SavedEvaluation | None:
     """Return the accuracy and figures of the newest `vitascope evaluate`, if there is one."""
     reports = sorted(model.run.get_path("evaluation").glob("*/report.json"), key=lambda path: path.stat().st_mtime)
     if not reports:
@@ -194,7 +194,7 @@ def _read_newest_saved_evaluation(model: TrainedTransformer) -> SavedEvaluation 
     return SavedEvaluation(report["accuracy"], description, figures)
 
 
-def _draw_model_statistics(subject: ExplainedModel) -> list[Picture]:
+def _draw_model_statistics(subject: Classifier) -> list[Picture]:
     run_images = load_preprocessed_run_images(subject)
     if run_images is None:
         return []

@@ -1,7 +1,7 @@
-"""The model to explain: its classes and preprocessing, and the layout of its tokens."""
+"""The layout of a model's tokens, and images as pictures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -9,14 +9,8 @@ from torch import Tensor, nn
 
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
-from vitascope.evaluation.prediction import StoredShape
-from vitascope.evaluation.trained import TrainedTransformer, load
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.directory import ExternalModel
 from vitascope.shapes import Images, PatchHeatmap
-from vitascope.weights.files import download_timm_model
-from vitascope.weights.model_info import make_imagenet_or_number_names
-from vitascope.weights.pretrained import wrap_timm_model
 
 
 class PatchPosition(NamedTuple):
@@ -93,52 +87,6 @@ def _expand_to_pair(size: int | Sequence[int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-@dataclass(frozen=True)
-class ExplainedModel:
-    """A model with what is needed to explain its predictions."""
-
-    name: str
-    model: nn.Module
-    classes: list[str]
-    preprocessing: Preprocessing
-    stored_shape: StoredShape
-    notes: list[str] = field(default_factory=list)  # what was assumed about external weights
-
-    @property
-    def trained_run_model(self) -> TrainedTransformer | None:
-        """The model if it comes from a run, else None."""
-        trained = isinstance(self.model, TrainedTransformer) and not isinstance(self.model.run, ExternalModel)
-        return self.model if trained else None  # pyright: ignore[reportReturnType]
-
-    def denormalize_images(self, images: Images) -> list[NDArray]:
-        """Undo the normalisation: height × width × channel, between 0 and 1."""
-        return [image.permute(1, 2, 0).numpy() for image in self.preprocessing.denormalize(images)]
-
-    def find_class_index(self, class_name_or_index: str) -> int:
-        """Return the index of a class, given by name or index."""
-        if class_name_or_index in self.classes:
-            return self.classes.index(class_name_or_index)
-        if class_name_or_index.isdigit() and int(class_name_or_index) < len(self.classes):
-            return int(class_name_or_index)
-        some_classes = ", ".join(self.classes[:10]) + (" …" if len(self.classes) > 10 else "")
-        raise UserError(f"There is no class '{class_name_or_index}'. Classes: {some_classes}")
-
-
-def open_model_to_explain(model_ref: str, *, best: bool = False) -> ExplainedModel:
-    """Load a model. Models of timm are used unchanged; all others are converted to Vitascope's."""
-    if model_ref.startswith("timm:"):
-        return _load_timm_model(model_ref.removeprefix("timm:"))
-    model = load(model_ref, best=best)
-    return ExplainedModel(model.name, model, model.classes, model.info.preparation, model.info.stored, model.notes)
-
-
-def _load_timm_model(timm_name: str) -> ExplainedModel:
-    timm_model = wrap_timm_model(download_timm_model(timm_name), None)
-    stored = (len(timm_model.preprocessing.mean), *timm_model.preprocessing.size)
-    return ExplainedModel(
-        f"timm:{timm_name}",
-        timm_model.module,
-        make_imagenet_or_number_names(timm_model.num_classes),
-        timm_model.preprocessing,
-        stored,
-    )
+def denormalize_images(preprocessing: Preprocessing, images: Images) -> list[NDArray]:
+    """Undo the normalisation: height × width × channel, between 0 and 1."""
+    return [image.permute(1, 2, 0).numpy() for image in preprocessing.denormalize(images)]

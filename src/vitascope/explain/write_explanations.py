@@ -15,7 +15,6 @@ from vitascope.draw import COLOURS, SEQUENTIAL
 from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_gallery
 from vitascope.draw.style import add_caption, create_figure, set_labels
-from vitascope.evaluation.prediction import EXPLANATIONS_FILE, LoadedImages
 from vitascope.explain.attribution import METHODS, AttributionInputs, choose_target_classes, predict_probabilities
 from vitascope.explain.figures import TITLES, ExplainReport, ExplainRequest, save_png_and_svg, write_explanation_figures
 from vitascope.explain.model_figures import (
@@ -24,7 +23,9 @@ from vitascope.explain.model_figures import (
     load_preprocessed_run_images,
     write_model_statistics_if_possible,
 )
-from vitascope.explain.subject import ExplainedModel, get_token_layout
+from vitascope.explain.subject import denormalize_images, get_token_layout
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.prediction import EXPLANATIONS_FILE, LoadedImages
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, load_weights_file_into_model
 from vitascope.run.files import write_atomically
@@ -36,15 +37,15 @@ SHOWN_METHODS = ("attention", "relevance")
 FRAME_MILLISECONDS = 700  # milliseconds
 
 
-def find_snapshot_files_by_epoch(subject: ExplainedModel) -> dict[int, Path]:
+def find_snapshot_files_by_epoch(subject: Classifier) -> dict[int, Path]:
     """Return the weight file of each epoch with a snapshot."""
-    if subject.trained_run_model is None:
+    if not subject.is_run:
         return {}
-    files = sorted(subject.trained_run_model.run.get_path(SNAPSHOTS_FOLDER).glob("epoch-*.safetensors"))
+    files = sorted(subject.run.get_path(SNAPSHOTS_FOLDER).glob("epoch-*.safetensors"))
     return {int(path.stem.removeprefix("epoch-")): path for path in files}
 
 
-def write_snapshot_figures_if_any(subject: ExplainedModel, images: Images, output_folder: Path) -> list[Path]:
+def write_snapshot_figures_if_any(subject: Classifier, images: Images, output_folder: Path) -> list[Path]:
     """Write the figures; nothing if the run has fewer than two snapshots. Averages are over the run's own images."""
     files = find_snapshot_files_by_epoch(subject)
     if len(files) < 2 or not isinstance(subject.model, VisionTransformer):
@@ -63,7 +64,7 @@ def write_snapshot_figures_if_any(subject: ExplainedModel, images: Images, outpu
         frames.append(_draw_animation_frame(snapshot, shown, targets, heatmaps, epoch))
         if run_images is not None:
             statistics[epoch] = compute_head_and_block_statistics(snapshot, run_images.images[:MAX_PROBE_IMAGES])
-    pictures = subject.denormalize_images(shown)
+    pictures = denormalize_images(subject.preprocessing, shown)
     column_names = ["image", *(f"epoch {epoch}" for epoch in files)]
     row_names = [subject.classes[int(target)] for target in targets]
     strip = [[picture, *row] for picture, row in zip(pictures, rows, strict=True)]
@@ -86,10 +87,10 @@ def _copy_with_snapshot_weights(model: VisionTransformer, weights_path: Path) ->
 
 
 def _draw_animation_frame(
-    subject: ExplainedModel, images: Images, targets: TargetClasses, heatmaps: dict[str, PatchHeatmap], epoch: int
+    subject: Classifier, images: Images, targets: TargetClasses, heatmaps: dict[str, PatchHeatmap], epoch: int
 ) -> Image.Image:
     """Draw the first image's explanations after this epoch."""
-    picture = subject.denormalize_images(images[:1])[0]
+    picture = denormalize_images(subject.preprocessing, images[:1])[0]
     with torch.no_grad():
         probability = float(predict_probabilities(subject.model, images[:1])[0, targets[0]])
     panels = {TITLES[name]: heatmap[0].numpy() for name, heatmap in heatmaps.items()}
@@ -141,7 +142,7 @@ def _draw_statistics_over_epochs(statistics_by_epoch: dict[int, ProbeStatistics]
 
 
 def write_explanations_and_statistics(
-    subject: ExplainedModel,
+    subject: Classifier,
     loaded_images: LoadedImages,
     request: ExplainRequest,
     output_folder: Path,

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from vitascope.data.dataset import Dataset
 from vitascope.errors import UserError, suggest_choice
-from vitascope.evaluation.eval_data import load_verified_run_split, sample_val_or_train_images
-from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.export.formats import DEFAULT_OPSET, write_onnx, write_torch
 from vitascope.export.int8 import write_int8
 from vitascope.export.verify import ExportReport
+from vitascope.inference.classifier import Classifier
 from vitascope.run.directory import ExternalModel, Run
+from vitascope.run.images import load_verified_run_split, sample_val_or_train_images
 
 __all__ = ["ExportReport", "export_run", "write_int8", "write_onnx", "write_torch"]
 
@@ -18,7 +18,7 @@ DEFAULT_FILE_NAMES = {"onnx": "model.onnx", "int8": "model-int8.onnx", "torch": 
 
 
 def export_run(
-    model: TrainedTransformer,
+    model: Classifier,
     file_format: str,
     output_path: Path | None = None,
     *,
@@ -35,12 +35,20 @@ def export_run(
         sample_val_or_train_images(run, model_info, MAX_COMPARED_IMAGES),
     )
     if file_format == "torch":
-        return write_torch(model, model_info, path, run_name=run_name, run_sample=run_sample)
+        return write_torch(model.vision_transformer, model_info, path, run_name=run_name, run_sample=run_sample)
     opset = DEFAULT_OPSET if opset is None else opset
     if file_format == "onnx":
-        return write_onnx(model, model_info, path, run_name=run_name, maps=maps, opset=opset, run_sample=run_sample)
+        return write_onnx(
+            model.vision_transformer,
+            model_info,
+            path,
+            run_name=run_name,
+            maps=maps,
+            opset=opset,
+            run_sample=run_sample,
+        )
     return write_int8(
-        model,
+        model.vision_transformer,
         model_info,
         path,
         run_name=run_name,
@@ -57,7 +65,7 @@ def _format_recipe_and_run_name(run: Run) -> str:
     return name if isinstance(run, ExternalModel) else f"{run.recipe.name}/{name}"
 
 
-def _try_to_load_training_images(model: TrainedTransformer) -> Dataset | None:
+def _try_to_load_training_images(model: Classifier) -> Dataset | None:
     try:
         return load_verified_run_split(model.run, model.info, "train")
     except UserError:  # the data is missing or has changed

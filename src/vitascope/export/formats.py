@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError, shorten_error_message
-from vitascope.evaluation.eval_data import RunSample
-from vitascope.evaluation.fast import copy_as_frozen_cpu_model
 from vitascope.export.verify import (
     METADATA_FILE,
     OUTPUT_NAMES,
@@ -26,11 +24,13 @@ from vitascope.export.verify import (
     select_run_or_random_images,
     suppress_logs_and_warnings,
 )
+from vitascope.inference.fast import copy_as_frozen_cpu_model
 from vitascope.model.anatomy import count_parameters
 from vitascope.model.explicit_blocks import ExplicitAttention, run_blocks
 from vitascope.model.token_merging import make_singleton_groups
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import write_atomically
+from vitascope.run.images import RunSample
 from vitascope.shapes import AttentionMapsByBlock, Logits
 from vitascope.weights.model_info import ModelInfo
 

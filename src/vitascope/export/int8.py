@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from vitascope.data.dataset import Dataset
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.evaluation.eval_data import RunSample
 from vitascope.export.formats import (
     DEFAULT_OPSET,
     ONNX_TOLERANCE,
@@ -37,6 +36,7 @@ from vitascope.export.verify import (
 )
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import write_atomically
+from vitascope.run.images import RunSample
 from vitascope.shapes import Images, Logits
 from vitascope.weights.model_info import ModelInfo
 

@@ -18,17 +18,14 @@ from torch import Tensor
 import vitascope
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
-from vitascope.evaluation.eval_data import RunSample
-from vitascope.evaluation.fast import compute_max_relative_error
+from vitascope.inference.fast import compute_max_relative_error
+from vitascope.inference.hardware import set_malloc_to_keep_memory
 from vitascope.model.attention_recorder import compute_logits_with_all_tokens, record_attention
+from vitascope.model.precision import disable_tf32
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import make_folder
+from vitascope.run.images import RunSample
 from vitascope.shapes import Images
-from vitascope.training.hardware import (
-    disable_tf32_for_float32,
-    make_float32_inference_hardware,
-    set_malloc_to_keep_memory,
-)
 from vitascope.weights.model_info import ModelInfo
 
 BATCH_SIZES = (1, 2, 7)  # several, to test the dynamic batch size
@@ -89,7 +86,7 @@ def raise_if_export_inaccurate(relative_errors: dict[str, float], tolerance: flo
 def _compute_logits_and_optional_maps(model: VisionTransformer, images: Images, num_outputs: int) -> Sequence[Tensor]:
     """Compute the expected outputs independently of the file: all tokens, and maps recorded at the fused attention."""
     images = images.to(next(model.parameters()).device)
-    with disable_tf32_for_float32(make_float32_inference_hardware(model)):
+    with disable_tf32():
         if num_outputs == 1:
             return (compute_logits_with_all_tokens(model, images).cpu(),)
         recording = record_attention(model, images)

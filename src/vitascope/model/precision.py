@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +22,27 @@ def to_autocast_dtype(tensor: Tensor) -> Tensor:
     return tensor.to(get_autocast_or_own_dtype(tensor))
 
 
+_TF32_LOCK = Lock()
+_tf32_flags_before: list[tuple[Any, Any]] = []  # one entry per open context: the flags before the first
+
+
 @contextmanager
 def disable_tf32() -> Iterator[None]:
-    """Compute float32 products and convolutions without TF32 inside this context."""
-    matmul_allowed, cudnn_allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False  # PyTorch's default for convolutions is True
+    """Compute float32 products and convolutions without TF32 inside this context.
+
+    The flags belong to the process: the first of several threads changes them, the last restores them."""
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    with _TF32_LOCK:
+        _tf32_flags_before.append((_tf32_flags_before or [(matmul.allow_tf32, cudnn.allow_tf32)])[0])
+        matmul.allow_tf32 = cudnn.allow_tf32 = False  # PyTorch's default for convolutions is True
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = matmul_allowed
-        torch.backends.cudnn.allow_tf32 = cudnn_allowed
+        with _TF32_LOCK:
+            before = _tf32_flags_before.pop()
+            if not _tf32_flags_before:
+                matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 class Int8Linear(nn.Module):

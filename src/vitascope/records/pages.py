@@ -14,6 +14,7 @@ from typing import NamedTuple
 from vitascope.draw.html import escape_markdown, format_markdown_table
 from vitascope.errors import UserError, format_count, suggest_choice
 from vitascope.evaluation.model_card import ModelCard
+from vitascope.inference.views import VIEW_DESCRIPTIONS
 from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL
 from vitascope.records.record import (
     Record,
@@ -23,7 +24,6 @@ from vitascope.records.record import (
     read_results_file,
 )
 from vitascope.records.tables import RESULT_FORMATTERS, TRAINING_RECORD_KINDS, format_result_sentence
-from vitascope.training.scoring import VIEW_DESCRIPTIONS
 
 RESULTS_MARK = re.compile(r"(<!-- results: (?P<words>[^>]*?) -->)(?P<old>.*?)(<!-- end results -->)", re.DOTALL)
 MARK_START = re.compile(r"<!--\s*results\b")

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from vitascope.errors import UserError, suggest_choice
 from vitascope.evaluation.eval_data import has_test_images
-from vitascope.evaluation.trained import load
+from vitascope.inference.open_model import open_model
+from vitascope.inference.views import check_views_match_training
 from vitascope.model.anatomy import count_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.records.ablation import format_percent_mean_or_values
@@ -27,7 +28,6 @@ from vitascope.run.listing import flatten_comparable_settings, format_shortest_t
 from vitascope.run.machine import get_device_or_cpu_name, get_run_device_name
 from vitascope.run.metrics import sum_epoch_seconds, sum_seconds_without_setup
 from vitascope.run.test_set_log import EvalLogEntry, find_first_finished_test_entry
-from vitascope.training.scoring import check_views_match_training
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _find_or_run_first_test_evaluation(run: Run, views: int) -> EvalLogEntry:
     """Return the first evaluation on the test set; a run without one is evaluated now."""
     log_entry = find_first_finished_test_entry(run, views)
     if log_entry is None:
-        model = load(run, device="auto")
+        model = open_model(run, device="auto")
         if not has_test_images(run, model.info):
             raise UserError(f"{run.recipe.data.name} has no test images. A record needs test images.")
         model.evaluate(views=views, robust=False)

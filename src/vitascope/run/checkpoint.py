@@ -64,7 +64,7 @@ def save_weights(path: Path, weights: StateDict) -> None:
 
 
 def save_model_folder(folder: Path, model_info: ModelInfo, weights: StateDict) -> None:
-    """Save a model folder for `weights=FOLDER`, `vitascope.load` and every command."""
+    """Save a model folder for `weights=FOLDER`, `vitascope.open_model` and every command."""
     check_not_run_folder(folder)
     make_folder(folder)
     write_json(folder / "config.json", model_info.as_dict())

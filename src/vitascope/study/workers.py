@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from vitascope.errors import UserError, shorten_error_message
-from vitascope.evaluation.trained import load
+from vitascope.inference.open_model import open_model
 from vitascope.model.anatomy import count_forward_flops_per_image, count_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
@@ -244,7 +244,7 @@ def score_and_collect_run_result(run: Run, design: Design) -> RunResult:
     """Return the results of a run that the report needs, small enough for a storage."""
     rows, recipe, machine_info = run.metrics, run.recipe, run.machine
     if design.eval_split == "test":
-        accuracy = load(run, device=recipe.train.device).evaluate(robust=False).accuracy
+        accuracy = open_model(run, device=recipe.train.device).evaluate(robust=False).accuracy
     else:
         accuracy = rows[-1]["val_accuracy"]
     curves = {name: [round(row[name], 4) for row in rows if name in row] for name in CURVE_NAMES}

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from vitascope.data.splits import TrainingData
+from vitascope.inference.hardware import set_malloc_to_keep_memory
+from vitascope.inference.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.choices import load_objective
 from vitascope.recipe.schema import Recipe
-from vitascope.training.hardware import Hardware, choose_hardware_and_set_threads, set_malloc_to_keep_memory
+from vitascope.training.hardware import Hardware, choose_hardware_and_set_threads
 from vitascope.training.initial_weights import fold_whitening_into_patch_embedding
-from vitascope.training.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels
 from vitascope.training.optim.build import set_train_mode_except_frozen, set_trainable_and_add_lora
 from vitascope.training.state import TrainState
 

@@ -1,25 +1,16 @@
-"""Choose device, precision and compilation, and keep freed memory. Each `auto` is decided once and stored in the run.
+"""Choose device, precision and compilation. Each `auto` is decided once and stored in the run."""
 
-glibc requests every block above a threshold from the operating system and returns it when it is freed. A model's
-activations are such blocks, so each step touches millions of new pages: a forward pass of 256×8 on a thousand images
-took 1.6 times as long (docs/experiments.md). Other systems' allocators keep freed memory.
-"""
-
-import ctypes
-import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from vitascope.errors import UserError
+from vitascope.inference.hardware import InferenceHardware, choose_or_check_device
 from vitascope.model.anatomy import count_forward_flops_per_image
 from vitascope.model.config import TOKEN_REDUCTION_SETTINGS
-from vitascope.model.precision import disable_tf32
 from vitascope.recipe.choices import load_objective, load_optimizer
 from vitascope.recipe.schema import Recipe
 from vitascope.run.machine import measure_bf16_training_speedup
@@ -36,19 +27,13 @@ MIN_FLOPS_FOR_THREADS = 1.0e10  # of a step; below, several threads are slower t
 
 
 @dataclass(frozen=True)
-class Hardware:
+class Hardware(InferenceHardware):
     """Device, precision and execution mode of a run."""
 
-    device: str
-    precision: str  # float32, bfloat16, float16
     compiled: bool
     captured: bool  # the whole step recorded as one CUDA graph
     threads: int  # of the CPU
     kernels: dict[str, str] = field(default_factory=dict)  # measured choices; empty: PyTorch's own
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return getattr(torch, self.precision)
 
     def compile(self, module_or_function: CallableT) -> CallableT:
         """Return the compiled module or function, for fixed shapes; unchanged if compilation is off."""
@@ -59,9 +44,6 @@ class Hardware:
         torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         return torch.compile(module_or_function, dynamic=False)  # pyright: ignore[reportReturnType]
-
-    def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device, dtype=self.dtype, enabled=self.precision != "float32")
 
 
 def choose_hardware_and_set_threads(
@@ -117,28 +99,6 @@ def _disable_token_reduction(recipe: Recipe) -> Recipe:
     return replace(recipe, model=replace(recipe.model, **dict.fromkeys(TOKEN_REDUCTION_SETTINGS, 0)))
 
 
-def make_float32_inference_hardware(model: nn.Module) -> Hardware:
-    """Return the hardware for evaluation and prediction: the model's device, float32, not compiled."""
-    device = next(model.parameters()).device.type
-    return Hardware(device, "float32", compiled=False, captured=False, threads=DEFAULT_NUM_THREADS)
-
-
-def disable_tf32_for_float32(hardware: Hardware) -> AbstractContextManager[None]:
-    """Return a context that disables TF32 if the precision is float32."""
-    return disable_tf32() if hardware.precision == "float32" else nullcontext()
-
-
-def choose_or_check_device(requested: str) -> str:
-    """Return the requested device; for `auto` the first available of cuda, mps, cpu."""
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if requested == "auto":
-        return next(name for name, is_available in available.items() if is_available)
-    if not available.get(requested):
-        names = ", ".join(name for name, is_available in available.items() if is_available)
-        raise UserError(f"The device {requested} is not available. Choose one of auto, {names}.")
-    return requested
-
-
 def choose_precision(device: str, model: nn.Module) -> str:
     """Return bfloat16 on CUDA 8.0 and newer, float16 on older; on a CPU float32 unless bfloat16 is clearly faster."""
     if device == "cuda":
@@ -146,19 +106,3 @@ def choose_precision(device: str, model: nn.Module) -> str:
     if device != "cpu" or sum(weight.numel() for weight in model.parameters()) < 1_000_000:
         return "float32"  # small models are not limited by matrix products
     return "bfloat16" if measure_bf16_training_speedup() > MIN_BF16_SPEEDUP else "float32"
-
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-LARGEST_THRESHOLD = 2**31 - 1
-
-
-@cache
-def set_malloc_to_keep_memory() -> bool:
-    """Keep freed memory in the process instead of returning it to the system. Return whether that was possible."""
-    if sys.platform != "linux":
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # musl has none
-        return False
-    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_THRESHOLD)) and bool(mallopt(M_TRIM_THRESHOLD, LARGEST_THRESHOLD))

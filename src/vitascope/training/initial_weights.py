@@ -24,12 +24,12 @@ from vitascope.shapes import Patches
 from vitascope.weights.adaptation import SETTINGS_WITHOUT_WEIGHTS, AdaptedModel, adapt
 from vitascope.weights.adaptation_report import ADAPTABLE_SETTINGS, AdaptationReport, TensorChange
 from vitascope.weights.files import WEIGHTS_SUFFIXES
-from vitascope.weights.pretrained import ONLINE_PREFIXES, open_weights
+from vitascope.weights.pretrained import MODEL_PREFIXES, read_pretrained_model
 
 
 def load_and_adapt_pretrained_weights(recipe: Recipe, class_names: list[str] | None = None) -> AdaptedModel:
     """Load the pretrained weights and adapt them to the recipe. `class_names`: of the data; None if it has none."""
-    pretrained = open_weights(resolve_local_model_ref(recipe.weights or ""), img_size=recipe.model.img_size)
+    pretrained = read_pretrained_model(resolve_local_model_ref(recipe.weights or ""), img_size=recipe.model.img_size)
     # These settings come from the recipe, all others from the weights.
     settings = {name: getattr(recipe.model, name) for name in (*ADAPTABLE_SETTINGS, *SETTINGS_WITHOUT_WEIGHTS)}
     # A linear probe was fitted with labels that this run may not use.
@@ -61,7 +61,7 @@ def make_validation_leakage_warning(recipe: Recipe) -> str | None:
 def resolve_local_model_ref(model_ref: str) -> str:
     """Make the path absolute. The folder of a recipe is replaced by its newest run."""
     path = Path(model_ref).expanduser()
-    if model_ref.startswith(ONLINE_PREFIXES) or not path.exists():
+    if model_ref.startswith(MODEL_PREFIXES) or not path.exists():
         return model_ref
     if path.suffix not in WEIGHTS_SUFFIXES and not (path / "config.json").is_file():
         path = open_run_or_newest(path).path

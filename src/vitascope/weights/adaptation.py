@@ -26,7 +26,7 @@ from vitascope.weights.pretrained import (
     PretrainedModel,
     build_eval_model,
     make_num_heads_override_warning,
-    open_weights,
+    read_pretrained_model,
 )
 from vitascope.weights.resampling import (
     PatchFilters,
@@ -77,7 +77,9 @@ def adapt(
     or with `keep_classifier=False`. A UserError is raised if there is only one patch, or if pixels would be ignored."""
     _check_settings_adaptable(settings)
     if not isinstance(weights, PretrainedModel):
-        weights = open_weights(os.fspath(weights), num_heads=settings.pop("num_heads", None), img_size=img_size)
+        weights = read_pretrained_model(
+            os.fspath(weights), num_heads=settings.pop("num_heads", None), img_size=img_size
+        )
     count = _resolve_num_classes(classes, num_classes)
     requested = {"img_size": img_size, "patch_size": patch_size, "in_chans": in_chans, "num_classes": count}
     report = plan_adaptation(weights, **requested)

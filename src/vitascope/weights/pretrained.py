@@ -1,9 +1,8 @@
-"""Open pretrained weights or any trained classifier: `timm:NAME`, `hf:REPO`, a file or a folder."""
+"""Read pretrained weights of a ViT: `timm:NAME`, `hf:REPO`, `bundled:NAME`, a file or a folder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,30 +19,28 @@ from vitascope.weights.files import (
     read_plain_timm_vit_metadata,
 )
 from vitascope.weights.folders import (
-    build_timm_from_config,
-    find_weights_file,
     is_model_folder,
     load_weights_into_timm_model,
-    read_config_json_or_empty,
     read_model_folder,
 )
 from vitascope.weights.infer_config import check_weights_fit_config, guess_num_heads, infer_config_and_assumptions
 from vitascope.weights.model_info import (
-    JsonObject,
     ModelInfo,
     StateDict,
     WeightsMetadata,
     get_default_normalisation,
     make_imagenet_or_number_names,
     make_names_unique,
-    match_or_average_channel_values,
 )
 from vitascope.weights.parameter_names import convert_weights_to_timm_format
 
-ONLINE_PREFIXES = ("timm:", "hf:")
+MODEL_PREFIXES = ("timm:", "hf:", "bundled:")  # all other names are paths
 MAX_RELATIVE_DIFFERENCE = 1e-4  # relative to the largest logit: rounding is far below, another activation above
 IMAGENET_CLASSES = "class names of ImageNet, because there are 1000 classes"
-ACCEPTED_WEIGHTS_HELP = "Use timm:NAME, hf:REPO, a file (.safetensors, .pth), a folder with config.json, or a run."
+BUNDLED_FOLDER = Path(__file__).parents[1] / "bundled"  # one model folder per name
+ACCEPTED_WEIGHTS_HELP = (
+    "Use timm:NAME, hf:REPO, bundled:NAME, a file (.safetensors, .pth), a folder with config.json, or a run."
+)
 
 
 @dataclass(frozen=True)
@@ -76,15 +73,20 @@ def build_eval_model(config: ModelConfig, weights: StateDict) -> VisionTransform
     return model.eval()
 
 
-def open_weights(model_ref: str, *, num_heads: int | None = None, img_size: Size | None = None) -> PretrainedModel:
-    """Open what `weights=` accepts. `num_heads`, `img_size`: used if the weights do not define them."""
+def read_pretrained_model(
+    model_ref: str, *, num_heads: int | None = None, img_size: Size | None = None
+) -> PretrainedModel:
+    """Read what `weights=` accepts. `num_heads`, `img_size`: used if the weights do not define them."""
     if img_size is not None:
         img_size = check_and_convert_size("img_size", img_size)
     overrides = UserOverrides(num_heads, img_size)
     if model_ref.startswith("timm:"):
-        return _open_and_verify_timm_model(model_ref, overrides)
+        timm_model = download_timm_model(model_ref.removeprefix("timm:"))
+        return convert_and_verify_timm_model(model_ref, timm_model, overrides)
     if model_ref.startswith("hf:"):
         return _open_model_folder(download_hub_repository(model_ref.removeprefix("hf:")), model_ref, overrides)
+    if model_ref.startswith("bundled:"):
+        return _open_model_folder(find_bundled_folder(model_ref.removeprefix("bundled:")), model_ref, overrides)
     path = Path(model_ref).expanduser()
     if path.is_dir():
         return _open_model_folder(path, model_ref, overrides)
@@ -98,6 +100,15 @@ def open_weights(model_ref: str, *, num_heads: int | None = None, img_size: Size
             f"{ACCEPTED_WEIGHTS_HELP}"
         )
     raise UserError(f"There are no weights '{model_ref}'. {ACCEPTED_WEIGHTS_HELP}")
+
+
+def find_bundled_folder(bundled_name: str) -> Path:
+    """Return the folder of a model that is part of the package."""
+    names = sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/config.json"))
+    if bundled_name in names:
+        return BUNDLED_FOLDER / bundled_name
+    available = f"Bundled models: {', '.join(names)}." if names else "This version bundles no models."
+    raise UserError(f"There is no bundled model '{bundled_name}'. {available}")
 
 
 @dataclass(frozen=True)
@@ -226,9 +237,12 @@ def _open_weights_beside_config(weights_path: Path, model_ref: str, overrides: U
     return replace(pretrained, notes=[*pretrained.notes, note])
 
 
-def _open_and_verify_timm_model(model_ref: str, overrides: UserOverrides) -> PretrainedModel:
-    timm_model = download_timm_model(model_ref.removeprefix("timm:"))
-    metadata = overrides.add_num_heads_to_metadata(read_plain_timm_vit_metadata(timm_model), model_ref)
+def convert_and_verify_timm_model(
+    model_ref: str, timm_model: nn.Module, overrides: UserOverrides | None = None
+) -> PretrainedModel:
+    """Convert a plain ViT of timm and compare the outputs. Any other network is a UserError."""
+    metadata = read_plain_timm_vit_metadata(timm_model)
+    metadata = overrides.add_num_heads_to_metadata(metadata, model_ref) if overrides else metadata
     pretrained = build_pretrained_from_state_dict(timm_model.state_dict(), model_ref, metadata)
     check_same_output_as_reference(pretrained, timm_model)
     return pretrained
@@ -248,47 +262,3 @@ def check_same_output_as_reference(pretrained: PretrainedModel, reference_model:
 
 def _format_values(values: Sequence[float]) -> str:
     return "/".join(f"{value:.3g}" for value in values)
-
-
-@dataclass(frozen=True)
-class AnyModel:
-    """A trained classifier in eval mode. `classes`: class names, None if they are unknown."""
-
-    module: nn.Module
-    preprocessing: Preprocessing
-    num_classes: int
-    classes: list[str] | None
-
-
-def open_timm_or_vitascope_model(model_ref: str) -> AnyModel:
-    """Open `timm:NAME` and folders that timm saved with timm, everything else with `open_weights`."""
-    if model_ref.startswith("timm:"):
-        return wrap_timm_model(download_timm_model(model_ref.removeprefix("timm:")), None)
-    path = (
-        download_hub_repository(model_ref.removeprefix("hf:"))
-        if model_ref.startswith("hf:")
-        else Path(model_ref).expanduser()
-    )
-    config_json = read_config_json_or_empty(path)  # open_weights reports errors in it
-    if "architecture" in config_json:
-        tensors = read_float32_weights_and_extra_names(find_weights_file(path)).tensors
-        model = load_weights_into_timm_model(build_timm_from_config(config_json, path), tensors, str(path))
-        return wrap_timm_model(model, config_json.get("label_names"))
-    pretrained = open_weights(model_ref)
-    info = pretrained.info
-    return AnyModel(pretrained.build_model(), info.preparation, info.model.num_classes, info.classes)
-
-
-def wrap_timm_model(timm_model: nn.Module, class_names: list[str] | None) -> AnyModel:
-    """Read preprocessing and classes of a timm model. Channels and image size come from the network itself."""
-    from timm.data.config import resolve_model_data_config
-
-    data_config: JsonObject = resolve_model_data_config(timm_model)
-    size = getattr(getattr(timm_model, "patch_embed", None), "img_size", None) or data_config["input_size"][1:]
-    first_conv = next((part for part in timm_model.modules() if isinstance(part, nn.Conv2d)), None)
-    channels = first_conv.in_channels if first_conv is not None else data_config["input_size"][0]
-    mean, std = (match_or_average_channel_values(data_config[name], channels) for name in ("mean", "std"))
-    num_classes = cast(Any, timm_model).num_classes
-    usable = class_names is not None and len(class_names) == num_classes == len(set(class_names))
-    preprocessing = Preprocessing((int(size[0]), int(size[1])), mean, std)
-    return AnyModel(timm_model.eval(), preprocessing, num_classes, class_names if usable else None)

@@ -22,6 +22,7 @@ from vitascope.coursework.sheets.initial_weights import (
 )
 from vitascope.coursework.sheets.report import SheetReport
 from vitascope.errors import UserError
+from vitascope.inference.hardware import choose_or_check_device
 from vitascope.model.anatomy import list_stages
 from vitascope.model.attention_cost import (
     AttentionCost,
@@ -37,7 +38,6 @@ from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
 from vitascope.run.machine import get_device_names, get_device_or_cpu_name
 from vitascope.study.report import build_results_table, draw_study_curves
 from vitascope.study.results import StudyResults
-from vitascope.training.hardware import choose_or_check_device
 
 TITLE = "three studies on MNIST, the cost of attention, a small image, little data"
 

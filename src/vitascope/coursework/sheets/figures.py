@@ -12,12 +12,12 @@ from vitascope.draw.explanation import draw_patch_grid, overlay_heat_map, show_i
 from vitascope.draw.images import draw_heatmap
 from vitascope.draw.style import add_caption, create_figure
 from vitascope.errors import UserError
-from vitascope.evaluation.eval_data import sample_val_or_train_images
-from vitascope.evaluation.trained import load
 from vitascope.explain.maps import attention_maps
+from vitascope.inference.open_model import open_model
 from vitascope.model.positions import make_sinusoidal_table
 from vitascope.model.scaled_dot_product import causal_mask, to_additive_mask
 from vitascope.run.directory import Run
+from vitascope.run.images import sample_val_or_train_images
 
 BLOCKED_SCORE = -10_000.0  # sheet C's number for "not allowed"; in the model it is -inf
 
@@ -89,14 +89,14 @@ def plot_additive_causal_mask(num_tokens: int) -> Figure:
 def plot_sample_attention_map(run: Run) -> AttentionMapFigure:
     """Draw for sheet A one image, the last block's attention map as a matrix, and the class token's row over the
     image."""
-    model = load(run)
+    model = open_model(run)
     samples = sample_val_or_train_images(run, model.info, 1)
     if samples is None:
         raise UserError(f"The images of {run.path} cannot be found.")
     stored_images, class_name = samples[0].images, model.classes[int(samples[0].labels[0])]
     with torch.inference_mode():
         images = model.info.preparation(stored_images)
-        maps = attention_maps(model, images)[-1][0].mean(0)
+        maps = attention_maps(model.model, images)[-1][0].mean(0)
         predicted = model.classes[int(model(images).argmax())]
     figure, panels = create_figure(3, width=13.0, height=4.4)
     picture = stored_images[0].permute(1, 2, 0).float().numpy() / 255

@@ -12,7 +12,7 @@ from vitascope.errors import UserError
 from vitascope.recipe.schema import format_value
 from vitascope.study.results import CombinationResults
 from vitascope.training.initial_weights import resolve_local_model_ref
-from vitascope.weights.pretrained import ONLINE_PREFIXES, PretrainedModel, open_weights
+from vitascope.weights.pretrained import MODEL_PREFIXES, PretrainedModel, read_pretrained_model
 
 DEFAULT_WEIGHTS = "timm:deit_tiny_patch16_224.fb_in1k"
 MNIST_OVERRIDES = ["data.name=mnist", "model.in_chans=1"]
@@ -49,7 +49,7 @@ def open_named_or_default_weights(experiments: SheetExperiments) -> PretrainedMo
     if experiments.weights_ref is not None and "," in experiments.weights_ref:
         raise UserError(f"--weights {experiments.weights_ref}: the name must not contain a comma. Rename the file.")
     try:
-        return open_weights(resolve_local_model_ref(experiments.weights_ref or DEFAULT_WEIGHTS), img_size=224)
+        return read_pretrained_model(resolve_local_model_ref(experiments.weights_ref or DEFAULT_WEIGHTS), img_size=224)
     except UserError as error:
         if experiments.weights_ref is not None:
             raise
@@ -84,7 +84,7 @@ def run_or_skip_initialization_comparison(
         name: experiments.run_study(study_name, "cifar10-finetune", [*common, *overrides]).combinations[0]
         for (name, (study_name, _)), overrides in zip(INITIALIZATIONS.items(), overrides_by_study, strict=True)
     }
-    weights_name = weights_path if weights_path.startswith(ONLINE_PREFIXES) else Path(weights_path).name
+    weights_name = weights_path if weights_path.startswith(MODEL_PREFIXES) else Path(weights_path).name
     _add_initialization_results_section(report, cells, weights_name)
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from vitascope.coursework.sheets.experiments import QUICK_SEEDS, SheetExperiments
 from vitascope.draw.document import Code, Document, Heading, Part, Picture, Table, Text, write_picture
 from vitascope.errors import UserError
+from vitascope.inference.hardware import choose_or_check_device
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
 from vitascope.run.files import make_folder, read_json_object_or_empty, write_atomically, write_json
 from vitascope.run.machine import collect_machine_info
-from vitascope.training.hardware import choose_or_check_device
 
 SHEET_LETTERS = ("A", "B", "C", "D", "E")  # each has a module of its name
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from vitascope.errors import UserError
+from vitascope.inference.kernel_choice import set_kernels
 from vitascope.kernels import HAS_TRITON, MAX_SHORT_TOKENS, SUPPORTED_HEAD_WIDTHS
 from vitascope.model.attention import UNFUSED_KERNEL
 from vitascope.model.block import Block
 from vitascope.recipe.schema import Recipe
-from vitascope.training.kernel_choice import set_kernels
 from vitascope.training.state import TrainState
 
 BATCHABLE_OPTIMIZERS = ("adamw", "muon")  # their updates are written for all models at once in batched.py

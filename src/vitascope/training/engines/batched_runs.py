@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from vitascope.errors import UserError
+from vitascope.inference.hardware import choose_or_check_device
 from vitascope.model.attention_variants import make_lora_merged_state_dict
 from vitascope.recipe.schema import Recipe
 from vitascope.run.checkpoint import save_weights
@@ -17,7 +18,7 @@ from vitascope.run.wall_clock import TRAIN, record_task_start_in_this_process
 from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.engines.batchable import check_batchable
 from vitascope.training.engines.batched import BatchedTraining
-from vitascope.training.hardware import DEFAULT_NUM_THREADS, choose_or_check_device, count_train_flops_per_image
+from vitascope.training.hardware import DEFAULT_NUM_THREADS, count_train_flops_per_image
 from vitascope.training.loop import (
     format_divergence_error,
     log_epoch_and_keep_best,

@@ -16,6 +16,8 @@ from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.sampling import RandomDraws
 from vitascope.data.splits import compute_class_weights
 from vitascope.errors import UserError, shorten_error_message
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.open_model import open_model
 from vitascope.model.anatomy import count_forward_flops_per_image
 from vitascope.model.pretraining import PatchDropout
 from vitascope.recipe.schema import Recipe
@@ -26,7 +28,6 @@ from vitascope.training.objectives.objective import Batch, Objective, StepMetric
 from vitascope.training.optim.schedule import ScheduleValues
 from vitascope.training.scoring import score_model
 from vitascope.weights.model_info import has_placeholder_names
-from vitascope.weights.pretrained import AnyModel, open_timm_or_vitascope_model
 
 if TYPE_CHECKING:
     from vitascope.training.state import TrainState
@@ -173,16 +174,13 @@ def open_teacher_for_classes(
     has_class_names: bool = True,
 ) -> Teacher:
     """Open a teacher for the student's classes. `has_class_names`: False if the classes have only numbers."""
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # building a model draws weights; the student's random state stays unchanged
-        try:
-            teacher = open_timm_or_vitascope_model(model_ref)
-        except UserError as error:
-            raise UserError(f"train.distill={model_ref}: {error}") from error
+    try:
+        teacher = open_model(model_ref)
+    except UserError as error:
+        raise UserError(f"train.distill={model_ref}: {error}") from error
     order = _match_class_order(model_ref, teacher, class_names, has_class_names)
     _check_teacher_forward_pass(model_ref, teacher)
-    module = teacher.module.to(hardware.device).eval().requires_grad_(False)
+    module = teacher.model.to(hardware.device)
     forward = hardware.compile(module)
     uses_float32 = hardware.precision == "float16"  # the teacher's logits could overflow
     return Teacher(
@@ -203,18 +201,18 @@ def distillation_loss(student_logits: Logits, teacher_logits: Logits, config: Tr
     return F.kl_div(student, teacher, log_target=True, reduction="batchmean") * temperature**2
 
 
-def _check_teacher_forward_pass(model_ref: str, teacher: AnyModel) -> None:
+def _check_teacher_forward_pass(model_ref: str, teacher: Classifier) -> None:
     """Run the teacher on one empty image, to report errors before the training starts."""
     size = teacher.preprocessing.size
     try:
         with torch.no_grad():
-            logits = teacher.module(torch.zeros(1, len(teacher.preprocessing.mean), *size))
+            logits = teacher.model(torch.zeros(1, len(teacher.preprocessing.mean), *size))
         shape = tuple(logits.shape)
     except Exception as error:  # any error of an external model
         raise UserError(
             f"The teacher {model_ref} fails on an image of {size[0]}×{size[1]}: {shorten_error_message(error)}."
         ) from error
-    if shape != (1, teacher.num_classes):
+    if shape != (1, len(teacher.classes)):
         raise UserError(
             f"The output of the teacher {model_ref} has shape {list(shape)}; it must be one number per class."
         )
@@ -228,15 +226,15 @@ def _compute_weights_fingerprint(module: nn.Module) -> str:
 
 
 def _match_class_order(
-    model_ref: str, teacher: AnyModel, class_names: list[str], has_class_names: bool
+    model_ref: str, teacher: Classifier, class_names: list[str], has_class_names: bool
 ) -> list[int] | None:
     """Match classes by name if both have names. Otherwise an equal number of classes is taken as the same classes."""
-    if teacher.num_classes != len(class_names):
+    if len(teacher.classes) != len(class_names):
         raise UserError(
-            f"The teacher {model_ref} has {teacher.num_classes} classes, but the data has {len(class_names)}. "
+            f"The teacher {model_ref} has {len(teacher.classes)} classes, but the data has {len(class_names)}. "
             "Fine-tune it on this data first, then distil from that run."
         )
-    if teacher.classes is None or teacher.classes == class_names:
+    if teacher.has_assumed_classes or teacher.classes == class_names:
         return None
     if set(teacher.classes) != set(class_names) and (has_placeholder_names(teacher.classes) or not has_class_names):
         return None

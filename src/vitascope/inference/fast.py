@@ -7,22 +7,23 @@ by at most 0.2 percentage points. This check runs once; its result is stored in 
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from threading import Lock
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vitascope.evaluation.eval_data import sample_val_or_train_images
+from vitascope.inference.hardware import make_float32_inference_hardware
+from vitascope.inference.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels
+from vitascope.inference.scoring import choose_inference_batch_size, compute_outputs
 from vitascope.kernels.cuda_graph import make_repeated_call, warm_up_and_record_cuda_graph
 from vitascope.model.precision import replace_linear_with_int8
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run
 from vitascope.run.files import read_json_object_or_empty, write_json
+from vitascope.run.images import sample_val_or_train_images
 from vitascope.run.machine import measure_inference_speedup
 from vitascope.shapes import Features
-from vitascope.training.hardware import make_float32_inference_hardware
-from vitascope.training.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels
-from vitascope.training.scoring import choose_inference_batch_size, compute_outputs_in_eval_mode
 from vitascope.weights.model_info import ModelInfo
 
 MIN_SPEEDUP = 1.15  # minimum speed-up; below it float32 is used
@@ -120,7 +121,7 @@ def load_or_measure_accuracy_loss(
     samples = run_sample.samples
     accuracies = []
     for compute_pooled in (model.compute_pooled_features, compute_fast_pooled):
-        features = compute_outputs_in_eval_mode(
+        features = compute_outputs(
             model, compute_pooled, samples.images, model_info.preparation, make_float32_inference_hardware(model)
         )
         with torch.no_grad():
@@ -151,9 +152,14 @@ class CudaGraphInference:
         self.model = _convert_linear_conv_to_bfloat16(model)
         self.batch_sizes = sorted({1, SMALL_BATCH_SIZE, full_batch_size or choose_inference_batch_size(model, "cuda")})
         self.captured_graphs: dict[int, CapturedGraph] = {}
+        self.lock = Lock()  # the graphs have one input and one output each
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Features:
+        with self.lock:
+            return self._compute_in_static_batches(images)
+
+    def _compute_in_static_batches(self, images: Tensor) -> Features:
         parts = []
         for batch in images.split(self.batch_sizes[-1]):
             size = next(size for size in self.batch_sizes if size >= len(batch))

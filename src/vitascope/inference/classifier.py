@@ -1,0 +1,266 @@
+"""A trained model with its classes and image preprocessing: immutable, and safe to call from several threads."""
+
+import os
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from vitascope.data.dataset import Dataset, UInt8Images
+from vitascope.data.preprocessing import Preprocessing
+from vitascope.draw.html import make_html_table
+from vitascope.errors import UserError, format_count
+from vitascope.inference.fast import FastInference
+from vitascope.inference.hardware import disable_tf32_for_float32, make_float32_inference_hardware
+from vitascope.inference.prediction import (
+    ImagesInput,
+    LoadedImages,
+    Predictions,
+    StoredShape,
+    build_predictions,
+    load_or_convert_input_images,
+)
+from vitascope.inference.scoring import compute_outputs
+from vitascope.inference.views import average_logits_over_views, check_views_match_training
+from vitascope.model.anatomy import count_parameters
+from vitascope.model.config import ModelConfig
+from vitascope.model.replay import Replay, replay
+from vitascope.model.vit import VisionTransformer
+from vitascope.run.directory import ExternalModel, Run
+from vitascope.shapes import AttentionMaps, Features, Images, Logits, Tokens
+from vitascope.weights.model_info import ModelInfo
+
+if TYPE_CHECKING:
+    from vitascope.evaluation.report import Evaluation
+
+REPLAY_BATCH_SIZE = 32  # images whose attention maps are computed at once
+
+
+class PredictionsWithFeatures(NamedTuple):
+    predictions: Predictions | None  # None: the model has no classifier
+    features: Features
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Classifier:
+    """A trained model that predicts from paths, Pillow images, arrays and tensors. `open_model` builds it.
+
+    No method changes the object or its model. `classifier(images)` expects preprocessed images."""
+
+    model: nn.Module  # in eval mode, without gradients of the weights
+    run: Run  # ExternalModel: pretrained weights, without a run
+    classes: list[str]
+    preprocessing: Preprocessing
+    stored_shape: StoredShape  # of an image before preprocessing
+    notes: tuple[str, ...] = ()  # of external weights: what was assumed, left out or converted
+    weights_label: str = "last"  # last or best epoch, and the token reduction
+    fast: FastInference | None = None
+    is_linear_probe: bool = False  # trained without labels; the classifier is a linear probe
+    has_assumed_classes: bool = False  # the class names are ImageNet's, because there are 1000 classes
+
+    @property
+    def name(self) -> str:
+        """The run's path, or the name of the external weights."""
+        return self.run.model_ref if isinstance(self.run, ExternalModel) else str(self.run.path)
+
+    @property
+    def is_run(self) -> bool:
+        return not isinstance(self.run, ExternalModel)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def vision_transformer(self) -> VisionTransformer:
+        """The model, if it is Vitascope's; a UserError for another network of timm."""
+        if isinstance(self.model, VisionTransformer):
+            return self.model
+        raise UserError(
+            f"{self.name} is not a plain ViT, so it can only predict, compute features and teach. Use a model that "
+            "Vitascope can convert, such as timm:vit_tiny_patch16_224."
+        )
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.vision_transformer.config
+
+    @property
+    def info(self) -> ModelInfo:
+        """Settings, classes and preprocessing, as in config.json."""
+        return ModelInfo(self.config, self.classes, self.preprocessing, self.stored_shape, self.is_linear_probe)
+
+    def __call__(self, images: Tensor) -> Logits:
+        """Return the logits of preprocessed images. Without gradients, the fast version computes them."""
+        if isinstance(self.model, VisionTransformer):
+            return self.model.head(self.compute_pooled_features(images))
+        return self.model(images)
+
+    @property
+    def _head(self) -> nn.Module:
+        return self.model.head if isinstance(self.model, VisionTransformer) else cast(Any, self.model).get_classifier()
+
+    def compute_pooled_features(self, images: Tensor) -> Features:
+        """Return the classifier's input for preprocessed images. Without gradients, the fast version computes it."""
+        if self.fast and self.fast.compute_pooled and not torch.is_grad_enabled():
+            return self.fast.compute_pooled(images)
+        if isinstance(self.model, VisionTransformer):
+            return self.model.compute_pooled_features(images)
+        network = cast(Any, self.model)  # of timm
+        return network.forward_head(network.forward_features(images), pre_logits=True)
+
+    def predict(self, images: ImagesInput, *, views: Literal[1, 2, 6, 10] = 1) -> Predictions:
+        """Predict one or many images: paths, Pillow images, arrays (channels last) or tensors (channels first).
+
+        `views`: 1, 2 (with the mirror image), 6 or 10 (also shifted by one pixel); their logits are averaged."""
+        if views != 1:
+            check_views_match_training(self.run.recipe, views)
+        loaded = load_or_convert_input_images(images, self.stored_shape)
+        return build_predictions(self.compute_stored_logits(loaded.images, views=views), loaded, self.classes)
+
+    def features(self, images: ImagesInput) -> Features:
+        """Return the pooled feature vector of each image, i.e. the classifier's input. `images`: as in `predict`."""
+        return self.compute_stored_features(load_or_convert_input_images(images, self.stored_shape).images)
+
+    def attention_maps(self, images: ImagesInput) -> list[AttentionMaps]:
+        """Return one tensor per block, batch × head × query × key; every row sums to 1. `images`: as in `predict`.
+
+        The patches of a merged token share its attention; rows and columns of dropped patches are zero."""
+        parts = [part.spread_maps_over_all_tokens() for part in self._replay_batches(images)]
+        return [torch.cat(blocks).cpu() for blocks in zip(*parts, strict=True)]
+
+    def hidden_states(self, images: ImagesInput) -> list[Tokens]:
+        """Return all tokens before the first block, then after each block. `images`: as in `predict`.
+
+        The patches of a merged token have equal ones; dropped patches keep their last."""
+        parts = [part.spread_hidden_states_over_all_tokens() for part in self._replay_batches(images)]
+        return [torch.cat(states).cpu() for states in zip(*parts, strict=True)]
+
+    @torch.no_grad()
+    def _replay_batches(self, images: ImagesInput) -> list[Replay]:
+        batches = load_or_convert_input_images(images, self.stored_shape).images.split(REPLAY_BATCH_SIZE)
+        with disable_tf32_for_float32(make_float32_inference_hardware(self.model)):
+            return [replay(self.model, self.preprocessing(batch.to(self.device))) for batch in batches]
+
+    def predict_with_features(self, loaded_images: LoadedImages) -> PredictionsWithFeatures:
+        """Return predictions and features from one forward pass; predictions are None without a classifier."""
+        features = self.compute_stored_features(loaded_images.images)
+        if not self.classes:
+            return PredictionsWithFeatures(None, features)
+        with torch.no_grad():
+            logits = self._head(features.to(self.device)).cpu()
+        return PredictionsWithFeatures(build_predictions(logits, loaded_images, self.classes), features)
+
+    def compute_stored_features(self, stored_images: UInt8Images | Dataset) -> Features:
+        """Return the features of stored images, in float32 on the CPU."""
+        hardware = make_float32_inference_hardware(self.model)
+        return compute_outputs(self.model, self.compute_pooled_features, stored_images, self.preprocessing, hardware)
+
+    def compute_stored_logits(
+        self,
+        stored_images: UInt8Images | Dataset,
+        *,
+        views: int = 1,
+        preprocess: Callable[[UInt8Images], Images] | None = None,
+    ) -> Logits:
+        """Return the logits of stored images, in float32 on the CPU. `preprocess` replaces the preprocessing."""
+        return compute_outputs(
+            self.model,
+            lambda images: average_logits_over_views(self, images, views),
+            stored_images,
+            preprocess or self.preprocessing,
+            make_float32_inference_hardware(self.model),
+        )
+
+    @property
+    def token_reduction_description(self) -> str:
+        """Token merging or dropping at inference, such as "2 tokens merged per block"; empty if all are used."""
+        if not isinstance(self.model, VisionTransformer) or not self.config.token_reduction:
+            return ""
+        config, removed = self.config, self.config.num_removed_per_block
+        limit = "" if min(removed) == max(removed) else "up to "
+        verb = "merged" if config.merge_tokens else "dropped"
+        return f"{limit}{format_count(max(removed), 'token')} {verb} per block"
+
+    def with_token_reduction(self, *, merge_tokens: int | None = None, drop_tokens: int | None = None) -> "Classifier":
+        """Return a classifier in float32 with the same weights that merges or drops tokens. None: as it is."""
+        given = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
+        tokens_per_block = {name: count for name, count in given.items() if count is not None}
+        if not any(tokens_per_block.values()) and not self.token_reduction_description:
+            return self
+        model = copy(self.vision_transformer)  # shares all weights
+        model.config = replace(model.config, **tokens_per_block)
+        label = self.weights_label.split(",")[0]
+        label += "".join(f", {name}={count}" for name, count in tokens_per_block.items() if count)
+        return replace(self, model=model, weights_label=label, fast=None)
+
+    def find_class_index(self, class_name_or_index: str) -> int:
+        """Return the index of a class, given by name or index."""
+        if class_name_or_index in self.classes:
+            return self.classes.index(class_name_or_index)
+        if class_name_or_index.isdigit() and int(class_name_or_index) < len(self.classes):
+            return int(class_name_or_index)
+        some_classes = ", ".join(self.classes[:10]) + (" …" if len(self.classes) > 10 else "")
+        raise UserError(f"There is no class '{class_name_or_index}'. Classes: {some_classes}")
+
+    def evaluate(
+        self, split: str | None = None, *, data: str | None = None, views: int = 1, robust: bool = True
+    ) -> "Evaluation":
+        """Evaluate on the test images, or on another split or other data. Each use of test images is logged in the run.
+
+        `views`: as in `predict`.
+        `robust=False` skips the corruption tests, which take most of the time.
+        """
+        from vitascope.evaluation.evaluate import evaluate_and_log_test_use
+
+        return evaluate_and_log_test_use(self, split=split, data=data, views=views, robust=robust)
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, library: str = "vitascope") -> Path:
+        """Save config.json, model.safetensors and a model card in a folder.
+
+        `library`: the library that will load it: vitascope, timm or transformers."""
+        from vitascope.evaluation.sharing import save_pretrained
+
+        return save_pretrained(self, folder, library=library)
+
+    def push_to_hub(
+        self, repository: str, *, library: str = "vitascope", private: bool = False, token: str | None = None
+    ) -> str:
+        """Upload the files of `save_pretrained` as a repository to the Hugging Face hub. Return its URL."""
+        from vitascope.evaluation.sharing import push_to_hub
+
+        return push_to_hub(self, repository, library=library, private=private, token=token)
+
+    @classmethod
+    def from_pretrained(cls, weights: str | os.PathLike[str], *, device: str = "cpu") -> "Classifier":
+        """Same as `open_model`."""
+        from vitascope.inference.open_model import open_model
+
+        return open_model(weights, device=device)
+
+    def __repr__(self) -> str:
+        return f"Classifier({self.name}, {len(self.classes)} classes, {self.device})"
+
+    def _repr_html_(self) -> str:
+        epoch = f"{self.run.path}, {self.weights_label.split(',')[0]} epoch"
+        rows, size = [["run", epoch] if self.is_run else ["weights", self.name]], self.preprocessing.size
+        rows += [["image", f"{len(self.preprocessing.mean)} × {size[0]} × {size[1]}"], *self._describe_network()]
+        rows += [
+            ["inference", self.fast.description if self.fast else "float32"],
+            ["classes", ", ".join(self.classes[:12]) + (" …" if len(self.classes) > 12 else "")],
+        ]
+        return make_html_table(["property", "value"], rows)
+
+    def _describe_network(self) -> list[list[str]]:
+        if not isinstance(self.model, VisionTransformer):
+            return [["network", f"timm's {type(self.model).__name__}"]]
+        config, reduction = self.config, self.token_reduction_description
+        return [
+            ["tokens", f"{config.num_tokens}{f', {reduction}' if reduction else ''}"],
+            ["blocks", f"{config.depth}, width {config.embed_dim}, {config.num_heads} heads"],
+            ["parameters", f"{count_parameters(config):,}"],
+        ]

@@ -1,0 +1,146 @@
+"""Open a trained model by its name: a run, a weights file, a folder, timm:NAME, hf:REPO or bundled:NAME."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+
+import torch
+from torch import nn
+
+from vitascope.errors import UserError
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.fast import choose_fast_or_float32_inference
+from vitascope.inference.hardware import choose_or_check_device
+from vitascope.model.config import ModelConfig
+from vitascope.model.vit import VisionTransformer
+from vitascope.run.checkpoint import load_run_weights_into_model, read_model_info
+from vitascope.run.directory import make_external_model, open_run_or_newest
+from vitascope.weights.files import WEIGHTS_SUFFIXES
+from vitascope.weights.pretrained import ACCEPTED_WEIGHTS_HELP, IMAGENET_CLASSES, MODEL_PREFIXES, PretrainedModel
+from vitascope.weights.timm_network import TimmNetwork, read_pretrained_model_or_timm_network
+
+_OPEN_LOCK = Lock()  # building a model draws from PyTorch's global generator, which is restored
+
+
+def open_model(
+    name: str | os.PathLike[str],
+    *,
+    best: bool = False,
+    device: str = "cpu",
+    fast: bool = False,
+    merge_tokens: int | None = None,
+    drop_tokens: int | None = None,
+) -> Classifier:
+    """Open a trained model: a run, timm:NAME, hf:REPO, bundled:NAME, a weights file, or a folder with config.json.
+
+    `best`: a run's best epoch on validation images instead of the last.
+    `fast`: on a GPU compiled, in bfloat16, with CUDA graphs; the first predictions take a while. On a CPU int8 or
+    bfloat16, if measured to be faster with an accuracy loss of at most 0.2 percentage points.
+    `classifier.fast.description` says which.
+    `merge_tokens`, `drop_tokens`: tokens to merge or drop in each block, instead of the run's own setting.
+    """
+    device = choose_or_check_device(device)
+    model_ref = os.fspath(name)
+    with _OPEN_LOCK, torch.random.fork_rng(devices=[]):
+        open_any = _open_external if refers_to_external_weights(model_ref) else _open_run
+        classifier = open_any(model_ref, best)
+        if merge_tokens is not None or drop_tokens is not None:
+            classifier = classifier.with_token_reduction(merge_tokens=merge_tokens, drop_tokens=drop_tokens)
+            _check_num_removed_tokens(classifier)
+        classifier.model.to(device)
+        return _add_fast_inference(classifier) if fast else classifier
+
+
+load = from_pretrained = open_model
+
+
+def refers_to_external_weights(model_ref: str) -> bool:
+    """Whether this names external weights (a name, a file, or a folder that is not a run)."""
+    path = Path(model_ref).expanduser()
+    return (
+        model_ref.startswith(MODEL_PREFIXES)
+        or path.suffix in WEIGHTS_SUFFIXES
+        or ((path / "config.json").is_file() and not (path / "recipe.yaml").exists())
+    )
+
+
+def _open_run(path: str, best: bool) -> Classifier:
+    if not Path(path).exists():
+        raise UserError(f"There is no run {path}, and no weights of this name. {ACCEPTED_WEIGHTS_HELP}")
+    run = open_run_or_newest(path)
+    info = read_model_info(run)
+    model = VisionTransformer(info.model)
+    load_run_weights_into_model(model, run, use_best_epoch=best)
+    return Classifier(
+        _freeze(model),
+        run,
+        info.classes,
+        info.preparation,
+        info.stored,
+        weights_label="best" if best else "last",
+        is_linear_probe=info.probe,
+    )
+
+
+def _open_external(model_ref: str, best: bool) -> Classifier:
+    if best:
+        raise UserError(f"{model_ref} has only one set of weights. Omit --best, which works only for runs.")
+    model = read_pretrained_model_or_timm_network(model_ref)
+    return (
+        _wrap_timm_network(model_ref, model) if isinstance(model, TimmNetwork) else _wrap_pretrained(model_ref, model)
+    )
+
+
+def _wrap_pretrained(model_ref: str, pretrained: PretrainedModel) -> Classifier:
+    info, notes = pretrained.info, pretrained.user_messages
+    if pretrained.library != "vitascope":  # a folder of Vitascope stores its preprocessing
+        size = "×".join(str(side) for side in dict.fromkeys(info.preparation.size))
+        crop_note = f"assumed crop_pct=1.0 (images resized to {size} and centre-cropped)"
+        notes.insert(len(pretrained.assumptions), crop_note)
+    return Classifier(
+        _freeze(pretrained.build_model()),
+        make_external_model(model_ref, info.model),
+        info.classes,
+        info.preparation,
+        info.stored,
+        notes=tuple(notes),
+        is_linear_probe=info.probe,
+        has_assumed_classes=IMAGENET_CLASSES in pretrained.assumptions,
+    )
+
+
+def _wrap_timm_network(model_ref: str, network: TimmNetwork) -> Classifier:
+    preprocessing = network.preprocessing
+    return Classifier(
+        _freeze(network.module),
+        make_external_model(model_ref, ModelConfig()),
+        network.classes,
+        preprocessing,
+        (len(preprocessing.mean), *preprocessing.size),
+        notes=(f"timm's own network is used: {network.reason}",),
+        has_assumed_classes=network.has_assumed_classes,
+    )
+
+
+def _freeze(model: nn.Module) -> nn.Module:
+    return model.eval().requires_grad_(False)
+
+
+def _add_fast_inference(classifier: Classifier) -> Classifier:
+    fast = choose_fast_or_float32_inference(classifier.vision_transformer, classifier.run, classifier.info)
+    return replace(classifier, fast=fast)
+
+
+def _check_num_removed_tokens(classifier: Classifier) -> None:
+    """Raise a UserError if a block cannot merge or drop so many tokens."""
+    if not classifier.token_reduction_description:
+        return
+    config = classifier.config
+    for name, count in config.token_reduction.items():
+        if count > (max_count := config.num_removed_per_block[0]):
+            verb = "merge" if name == "merge_tokens" else "drop"
+            raise UserError(
+                f"{name}={count} is too large: the model has {config.num_patches} patches, and a block can {verb} at "
+                f"most {max_count} of them."
+            )

@@ -238,6 +238,7 @@ def test_class_names_in_a_card_stay_text(tmp_path) -> None:
 def test_a_card_of_the_hub_names_the_repository_and_a_model_without_classes_gives_features(tmp_path) -> None:
     model = ours(tmp_path / "ours", num_classes=0)
     card = (save_pretrained(model, tmp_path / "out", repository="me/mine") / "README.md").read_text()
+    assert "`vitascope export onnx hf:me/mine`" in card
     assert "pipeline_tag: image-feature-extraction" in card and "has no classifier; its output is features" in card
     assert read_code_by_library(card) == {} and "Its probabilities" not in card
     for library, code in (("timm", '"hf-hub:me/mine"'), ("transformers", '"me/mine"'), ("vitascope", '"hf:me/mine"')):

@@ -70,6 +70,7 @@ class ModelCard:
     training: str = ""  # one sentence
     record_file: str = ""  # for records: the file that all numbers come from
     library: str = ""  # for exported models: the library that loads the folder
+    reference: str = ""  # what Vitascope calls the folder or repository
     usage: list[UsageExample] = field(default_factory=list)
     preprocessing: Preprocessing | None = None
 
@@ -115,6 +116,7 @@ def make_exported_model_card(model: Classifier, library: str, reference: str, *,
         data_name="" if is_external else Path(recipe.data.name).name,
         starts_from_weights=bool(recipe.weights),
         library=library,
+        reference=REF_PREFIXES["vitascope"][on_hub] + reference,
         usage=[
             UsageExample(name, format_usage_code(name, reference, on_hub=on_hub, channels=model.config.in_chans))
             for name in libraries

@@ -180,11 +180,10 @@ def extract_query_or_classifier_attention(
     maps: Tensor, layout: TokenLayout, query_patch: PatchPosition | None, query_weights: Tensor
 ) -> Tensor:
     """Return the attention of the query patch, or of what the classifier reads, as (block, head, row, column)."""
-    row = (
-        torch.einsum("q,bhqk->bhk", query_weights, maps)
-        if query_patch is None
-        else maps[..., layout.get_token_index(*query_patch), :]
-    )
+    if query_patch is None:
+        row = torch.einsum("q,bhqk->bhk", query_weights, maps)
+    else:
+        row = maps[..., layout.get_token_index(*query_patch), :]
     return row[..., layout.num_prefix_tokens :].unflatten(-1, (layout.rows, layout.columns))
 
 
@@ -280,8 +279,8 @@ def _format_attention_caption(
     elif layout.reads_class_token:
         subject_text = "Attention from the class token to each patch"
     else:
-        subject_text = "Attention each patch receives, averaged over all query patches"
-        subject_text += " with the weights of the sequence pooling" if uses_pool_weights else ""
+        weighting = " with the weights of the sequence pooling" if uses_pool_weights else ""
+        subject_text = f"Attention each patch receives, averaged over all query patches{weighting}"
     prefix_text = f" Attention to the {layout.prefix_name} is not shown." if layout.num_prefix_tokens else ""
     uniform = 1 / (layout.num_prefix_tokens + layout.num_patches)
     return (

@@ -46,14 +46,14 @@ def encode_with_token_reduction(
     """Apply all blocks with token reduction and the final norm, with the fused kernel.
 
     With `num_output_tokens`, the last block returns only the first `num_output_tokens` tokens."""
-    groups = run_blocks(model, make_singleton_groups(tokens), num_output_tokens)[-1].groups
+    groups = run_blocks(model, make_singleton_groups(tokens), num_output_tokens)
     return ReducedTokens(model.norm(groups.tokens), groups.sizes)
 
 
 @torch.no_grad()
 def assign_patches_to_tokens(model: "VisionTransformer", images: Images) -> TokenIndices:
     """Return the index of the token that contains each patch after all blocks, batch × patch; -1: dropped."""
-    groups = run_blocks(model, make_singleton_groups(model.embed(images), track_membership=True))[-1].groups
+    groups = run_blocks(model, make_singleton_groups(model.embed(images), track_membership=True))
     membership: Any = groups.patch_membership
     token_indices = torch.where(membership.sum(1) > 0, membership.argmax(1), -1)
     return token_indices[:, model.config.num_prefix_tokens :]
@@ -63,19 +63,24 @@ def run_blocks(
     model: "VisionTransformer",
     groups: TokenGroups,
     num_output_tokens: int | None = None,
-    *,
-    explicit: ExplicitAttention | None = None,
     criteria: list[Tensor | None] | None = None,
-) -> list[BlockResult]:
-    """Apply all blocks; tokens are merged or dropped as the model's settings say. Without dropout.
+) -> TokenGroups:
+    """Return the groups that remain after all blocks, computed with the fused kernel.
 
-    With `explicit`, attention maps are computed and returned. `criteria`, of an earlier call: merge or drop the same
-    tokens again. With `num_output_tokens`, the last block returns only the first `num_output_tokens` tokens."""
-    results = []
-    for index, num_removed in enumerate(model.config.num_removed_per_block):
-        outputs = num_output_tokens if index + 1 == len(model.blocks) else None
+    `criteria`, of an earlier call of `trace_blocks`: merge or drop the same tokens again."""
+    for index in range(len(model.blocks)):
         criterion = None if criteria is None else criteria[index]
-        results.append(_run_block(model, index, groups, num_removed, outputs, explicit, criterion))
+        groups = _run_block(model, index, groups, num_output_tokens, None, criterion).groups
+    return groups
+
+
+def trace_blocks(
+    model: "VisionTransformer", groups: TokenGroups, explicit: ExplicitAttention | None
+) -> list[BlockResult]:
+    """Return the result of every block; with attention maps if `explicit` says how to compute them."""
+    results = []
+    for index in range(len(model.blocks)):
+        results.append(_run_block(model, index, groups, None, explicit, None))
         groups = results[-1].groups
     return results
 
@@ -84,15 +89,17 @@ def _run_block(
     model: "VisionTransformer",
     index: int,
     groups: TokenGroups,
-    num_removed: int,
     num_output_tokens: int | None,
     explicit: ExplicitAttention | None,
     criterion: Tensor | None,
 ) -> BlockResult:
-    """Apply one block and remove tokens between attention and MLP. With `num_output_tokens`, no token is removed."""
+    """Apply one block, without dropout; merge or drop tokens between attention and MLP as the settings say.
+
+    With `num_output_tokens`, the last block returns only the first `num_output_tokens` tokens and removes none."""
     block: Any = model.blocks[index]
     attn: SelfAttention = block.attn
-    num_removed = num_removed if num_output_tokens is None else 0
+    num_output_tokens = num_output_tokens if index + 1 == len(model.blocks) else None
+    num_removed = model.config.num_removed_per_block[index] if num_output_tokens is None else 0
     qkv = attn.compute_queries_keys_values(
         block.norm1(groups.tokens), _select_rotation(model, groups), num_output_tokens
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitascope.errors import UserError
 from vitascope.model.attention_recorder import compute_logits, record_attention
-from vitascope.model.explicit_blocks import ExplicitAttention, MapEditor, run_blocks
+from vitascope.model.explicit_blocks import ExplicitAttention, MapEditor, run_blocks, trace_blocks
 from vitascope.model.patches import check_image_shape_and_dtype
 from vitascope.model.token_merging import make_singleton_groups, spread_maps, spread_tokens
 from vitascope.model.vit import VisionTransformer
@@ -74,7 +74,7 @@ def _replay_own_model(model: VisionTransformer, images: Tensor, edit_maps: MapEd
         raise UserError("The model is in training mode, so dropout is active. Call model.eval() first.")
     check_image_shape_and_dtype(images, model.config, next(model.patch_embed.parameters()).dtype)
     groups = make_singleton_groups(model.embed(images), track_membership=bool(model.config.token_reduction))
-    results = run_blocks(model, groups, explicit=ExplicitAttention(edit_maps))
+    results = trace_blocks(model, groups, ExplicitAttention(edit_maps))
     all_groups = [groups, *(result.groups for result in results)]
     memberships = [group.patch_membership for group in all_groups if group.patch_membership is not None]
     pool: Any = model.pool
@@ -96,12 +96,12 @@ def freeze_token_groups(model: nn.Module, images: Images) -> Callable[[Images], 
     if not isinstance(model, VisionTransformer) or not model.config.token_reduction:
         return partial(compute_logits, model)
     with torch.no_grad():
-        results = run_blocks(model, make_singleton_groups(model.embed(images)))
+        results = trace_blocks(model, make_singleton_groups(model.embed(images)), None)
     criteria = [result.criterion for result in results]
 
     def compute_frozen_logits(other_images: Images) -> Logits:
         groups = make_singleton_groups(model.embed(other_images))
-        groups = run_blocks(model, groups, criteria=criteria)[-1].groups
+        groups = run_blocks(model, groups, criteria=criteria)
         return model.forward_head(model.norm(groups.tokens), token_sizes=groups.sizes)
 
     return compute_frozen_logits

@@ -28,14 +28,11 @@ class TrainConfig:
     epochs: int = 100  # number of epochs, each with data.passes_per_epoch passes over the training images
     batch_size: int = 128  # images per optimizer step; the last, smaller batch of an epoch is dropped
     grad_accum_steps: int = 1  # gradient accumulation steps (less memory, same result)
-    optimizer: str = "adamw"  # adamw, lion; for the matrices of the blocks, with AdamW for the rest: muon, soap
-    lr: float = 1e-3  # peak learning rate; of all optimizers but Muon. Lion needs a rate 3 to 10 times smaller
+    optimizer: str = "adamw"  # the names in recipe/choices.py
+    lr: float = 1e-3  # peak learning rate of all optimizers but Muon; see also the notes in recipe/choices.py
     muon_lr: float = 0.02  # peak learning rate of Muon
     momentum: float = 0.95  # momentum of Muon
-    betas: tuple[float, float] = (
-        0.9,
-        0.999,
-    )  # of all but Muon; Lion's paper has [0.9,0.99], SOAP's [0.95,0.95]
+    betas: tuple[float, float] = (0.9, 0.999)  # of all optimizers but Muon
     weight_decay: float = 0.05  # for matrices only, not for biases, norms, tokens and positions
     final_weight_decay: float | None = None  # weight decay at the end of a cosine schedule; null: constant
     schedule: str = "cosine"  # learning rate after the warm-up: cosine, linear, constant

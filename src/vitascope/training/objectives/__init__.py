@@ -1,1 +1,1 @@
-"""Training objectives: classification, DINO, MAE. Each file owns its loss, metrics and validation."""
+"""Training objectives. Each file owns its settings, checks, schedules, cost, loss, metrics and validation."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitascope.data.dataset import Dataset, UInt8Images
 from vitascope.data.preprocessing import Preprocessing

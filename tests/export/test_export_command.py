@@ -161,7 +161,7 @@ def test_an_error_of_onnxruntime_without_a_message_is_reported(tmp_path, monkeyp
 
 
 def test_files_are_compared_with_exact_products_whatever_a_training_left(run, monkeypatch) -> None:
-    model, seen, real = open_model(run), [], verify.compute_logits_with_all_tokens
+    model, seen, real = open_model(run).model, [], verify.compute_logits_with_all_tokens
 
     def noted(model, images):
         seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))

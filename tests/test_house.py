@@ -66,7 +66,7 @@ def test_every_name_of_the_library_that_the_pages_tell_is_there() -> None:
         for page in pages
         for name in re.findall(r"\bvitascope\.([a-z_]+(?:\.[a-zA-Z_]+)?)\(", page.read_text("utf-8"))
     }
-    assert {"load", "train", "export.write_onnx"} <= told
+    assert {"open_model", "train", "export.write_onnx"} <= told
     for name in sorted(told):
         found = vitascope
         for part in name.split("."):

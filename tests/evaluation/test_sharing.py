@@ -228,8 +228,8 @@ def test_class_names_in_a_card_stay_text(tmp_path) -> None:
     from markdown_it import MarkdownIt
 
     model = ours(tmp_path / "ours")
-    save_model_folder(tmp_path / "odd", replace(model.info, classes=ODD_NAMES), model.state_dict())
-    card = (load(tmp_path / "odd").save_pretrained(tmp_path / "out") / "README.md").read_text(encoding="utf-8")
+    save_model_folder(tmp_path / "odd", replace(model.info, classes=ODD_NAMES), model.model.state_dict())
+    card = (open_model(tmp_path / "odd").save_pretrained(tmp_path / "out") / "README.md").read_text(encoding="utf-8")
     _, header, text = card.split("---\n", 2)
     assert header.splitlines()[:2] == ["library_name: vitascope", "pipeline_tag: image-classification"]
     assert escape(f"It predicts one of 5 classes: {', '.join(ODD_NAMES)}.", quote=False) in MarkdownIt().render(text)
@@ -248,8 +248,8 @@ def test_a_card_of_the_hub_names_the_repository_and_a_model_without_classes_give
 
 
 def test_the_card_of_a_run_has_its_settings_and_its_data(run, tmp_path) -> None:
-    card = (load(run.path).save_pretrained(tmp_path / "out") / "README.md").read_text()
+    card = (open_model(run.path).save_pretrained(tmp_path / "out") / "README.md").read_text()
     assert "| `model.depth` |" in card and "Augmentation: " in card and "## Intended use" in card
     assert "The model was trained only on digits images of 8×8 pixels." in card and str(tmp_path) not in card
-    external = (load(tmp_path / "out").save_pretrained(tmp_path / "again") / "README.md").read_text()
+    external = (open_model(tmp_path / "out").save_pretrained(tmp_path / "again") / "README.md").read_text()
     assert "## Training" not in external and "Not measured." in external and "trained only" not in external

@@ -28,10 +28,7 @@ from vitascope.explain.faithfulness import (
     compute_deletion_and_insertion_curves,
     summarise_and_rank_faithfulness,
 )
-from vitascope.explain.model_statistics import (
-    apply_logit_lens_per_token,
-    describe_initial_tokens,
-)
+from vitascope.explain.model_statistics import apply_logit_lens_per_token, describe_initial_tokens
 from vitascope.explain.subject import PatchPosition, TokenLayout, denormalize_images
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.prediction import LoadedImages
@@ -111,15 +108,13 @@ def write_explanation_figures(
     make_folder(output_folder)
     report = ExplainReport()
     names = make_unique_file_stems(loaded_images)
-    for index, (name, image) in enumerate(
-        zip(names, denormalize_images(subject.preprocessing, inputs.images), strict=True)
-    ):
+    pixels = denormalize_images(subject.preprocessing, inputs.images)
+    for index, (name, image) in enumerate(zip(names, pixels, strict=True)):
         target, image_heatmaps = int(inputs.targets[index]), {key: heatmap[index] for key, heatmap in heatmaps.items()}
         result = _build_image_result_json(name, subject.classes, probabilities[index], target, image_heatmaps)
         title = f"{name}\nprediction: {result['answer']} ({result['probability']:.1%})"
-        caption = _format_explanation_caption(
-            subject.classes[target], float(probabilities[index, target]), image_heatmaps
-        )
+        probability = float(probabilities[index, target])
+        caption = _format_explanation_caption(subject.classes[target], probability, image_heatmaps)
         panels = {TITLES[method]: heatmap.numpy() for method, heatmap in image_heatmaps.items()}
         figure = draw_heat_maps_over_image(image, panels, title, caption)
         report.files += save_png_and_svg(figure, output_folder / f"explanations-{name}")

@@ -77,17 +77,15 @@ def adapt(
     or with `keep_classifier=False`. A UserError is raised if there is only one patch, or if pixels would be ignored."""
     _check_settings_adaptable(settings)
     if not isinstance(weights, PretrainedModel):
-        weights = read_pretrained_model(
-            os.fspath(weights), num_heads=settings.pop("num_heads", None), img_size=img_size
-        )
+        num_heads = settings.pop("num_heads", None)
+        weights = read_pretrained_model(os.fspath(weights), num_heads=num_heads, img_size=img_size)
     count = _resolve_num_classes(classes, num_classes)
     requested = {"img_size": img_size, "patch_size": patch_size, "in_chans": in_chans, "num_classes": count}
     report = plan_adaptation(weights, **requested)
     if report.refused:
         raise UserError(report.refused)
     old_config = weights.info.model
-    new_sizes = {name: value for name, value in requested.items() if value is not None}
-    config = replace(old_config, **new_sizes, **settings)
+    config = replace(old_config, **{name: value for name, value in requested.items() if value is not None}, **settings)
     preprocessing = _adapt_preprocessing(weights.info.preparation, config)
     tensors, changes = _resample_weights(weights, config, preprocessing)
     dropped, notes, reordered = fit_classifier_to_classes_in_place(

@@ -111,9 +111,8 @@ def write_explanation_figures(
     make_folder(output_folder)
     report = ExplainReport()
     names = make_unique_file_stems(loaded_images)
-    for index, (name, image) in enumerate(
-        zip(names, denormalize_images(subject.preprocessing, inputs.images), strict=True)
-    ):
+    pictures = denormalize_images(subject.preprocessing, inputs.images)
+    for index, (name, image) in enumerate(zip(names, pictures, strict=True)):
         target, image_heatmaps = int(inputs.targets[index]), {key: heatmap[index] for key, heatmap in heatmaps.items()}
         result = _build_image_result_json(name, subject.classes, probabilities[index], target, image_heatmaps)
         title = f"{name}\nprediction: {result['answer']} ({result['probability']:.1%})"
@@ -211,9 +210,8 @@ def _write_logit_lens_figures(
     states = record_hidden_states(inputs.model, inputs.images)
     probabilities = [apply_logit_lens_per_token(inputs.model, state).softmax(-1) for state in states]
     files = []
-    for index, (name, image) in enumerate(
-        zip(file_stems, denormalize_images(subject.preprocessing, inputs.images), strict=True)
-    ):
+    pictures = denormalize_images(subject.preprocessing, inputs.images)
+    for index, (name, image) in enumerate(zip(file_stems, pictures, strict=True)):
         target = int(inputs.targets[index])
         image_slice = slice(index, index + 1)
         grids = {

@@ -207,9 +207,8 @@ def _write_logit_lens_figures(
     states = inputs.maps_and_states.hidden_states
     probabilities = [apply_logit_lens_per_token(inputs.model, state).softmax(-1) for state in states]
     files = []
-    for index, (name, image) in enumerate(
-        zip(file_stems, denormalize_images(subject.preprocessing, inputs.images), strict=True)
-    ):
+    pictures = denormalize_images(subject.preprocessing, inputs.images)
+    for index, (name, image) in enumerate(zip(file_stems, pictures, strict=True)):
         target = int(inputs.targets[index])
         image_slice = slice(index, index + 1)
         grids = {

@@ -1,7 +1,7 @@
 """Adapt pretrained weights to other sizes and classes, and report the resampled, dropped and new weights."""
 
-import os
 from dataclasses import dataclass, fields, replace
+from os import PathLike, fspath
 from typing import Any, NamedTuple
 
 import torch
@@ -59,7 +59,7 @@ class AdaptedModel:
 
 
 def adapt(
-    weights: PretrainedModel | str | os.PathLike[str],
+    weights: PretrainedModel | str | PathLike[str],
     *,
     img_size: Size | None = None,
     patch_size: Size | None = None,
@@ -77,8 +77,7 @@ def adapt(
     or with `keep_classifier=False`. A UserError is raised if there is only one patch, or if pixels would be ignored."""
     _check_settings_adaptable(settings)
     if not isinstance(weights, PretrainedModel):
-        num_heads = settings.pop("num_heads", None)
-        weights = read_pretrained_model(os.fspath(weights), num_heads=num_heads, img_size=img_size)
+        weights = read_pretrained_model(fspath(weights), num_heads=settings.pop("num_heads", None), img_size=img_size)
     count = _resolve_num_classes(classes, num_classes)
     requested = {"img_size": img_size, "patch_size": patch_size, "in_chans": in_chans, "num_classes": count}
     report = plan_adaptation(weights, **requested)

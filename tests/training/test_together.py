@@ -139,7 +139,7 @@ def test_in_bfloat16_many_models_compute_what_one_computes(tmp_path) -> None:
         alone = [state.model(batch) for state, batch in zip(states, images, strict=True)]
     batched, formats = BatchedTraining(states), set()
     batched.first_state.model.blocks[0].attn.qkv.register_forward_hook(lambda *args: formats.add(args[-1].dtype))
-    logits = batched._compute_logits(batched.weights, images)
+    logits = batched._compute_logits_of_all_models(batched.weights, images)
     assert formats == {torch.bfloat16}
     for actual, expected in zip(logits, alone, strict=True):
         torch.testing.assert_close(actual.float(), expected.float(), atol=0.02, rtol=0.05)

@@ -6,6 +6,7 @@ import torch
 from tests.training.test_captured import train_epochs
 from tests.training.test_runs import build_state_and_run
 from vitascope import UserError, kernels
+from vitascope.kernels.cuda_graph import restore_tensors_on_exit
 from vitascope.training.engines import batchable
 from vitascope.training.engines.batched import WARM_UP_STEPS, BatchedTraining
 from vitascope.training.engines.eager import make_engine
@@ -104,6 +105,14 @@ def test_warm_up_steps_do_not_change_the_state(tmp_path) -> None:
     assert torch.equal(fresh.ema_table, warm.ema_table)
     fresh.close()
     warm.close()
+
+
+def test_an_error_in_a_warm_up_step_leaves_the_tensors_as_they_were() -> None:
+    tensor = torch.zeros(3)
+    with pytest.raises(ZeroDivisionError), restore_tensors_on_exit([tensor]):
+        tensor.add_(1)
+        raise ZeroDivisionError
+    assert torch.equal(tensor, torch.zeros(3))
 
 
 @pytest.mark.parametrize("kernel", ["written", "own"])

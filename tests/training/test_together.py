@@ -109,9 +109,13 @@ def test_warm_up_steps_do_not_change_the_state(tmp_path) -> None:
 
 def test_an_error_in_a_warm_up_step_leaves_the_tensors_as_they_were() -> None:
     tensor = torch.zeros(3)
-    with pytest.raises(ZeroDivisionError), restore_tensors_on_exit([tensor]):
+
+    def add_and_fail() -> None:
         tensor.add_(1)
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), restore_tensors_on_exit([tensor]):
+        add_and_fail()
     assert torch.equal(tensor, torch.zeros(3))
 
 

@@ -18,7 +18,7 @@ from vitascope.explain.attribution import METHODS
 from vitascope.explain.model_figures import MAX_IMAGES, _describe_count, load_preprocessed_run_images
 from vitascope.explain.subject import PatchPosition, TokenLayout
 from vitascope.recipe.train import TrainConfig
-from vitascope.weights.model_info import make_imagenet_or_number_names
+from vitascope.weights.model_info import make_imagenet_or_numeric_class_names
 
 PHOTOS = Path(__file__).parents[3] / "shared" / "data"
 
@@ -238,7 +238,7 @@ def test_a_weights_file_s_sizes_come_from_its_shapes(tmp_path, pool) -> None:
         subject = open_model(str(tmp_path / name))
         with torch.no_grad():
             torch.testing.assert_close(subject.model(pixels), theirs(pixels), atol=1e-4, rtol=1e-4)
-    assert make_imagenet_or_number_names(3) == ["0", "1", "2"]
+    assert make_imagenet_or_numeric_class_names(3) == ["0", "1", "2"]
 
 
 @pytest.mark.slow

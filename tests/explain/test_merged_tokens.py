@@ -12,7 +12,7 @@ from vitascope.explain import METHODS, attention_maps, explain, model_statistics
 from vitascope.explain.attribution import build_attribution_inputs, choose_target_classes
 from vitascope.explain.model_figures import compute_head_and_block_statistics
 from vitascope.inference.classifier import Classifier
-from vitascope.model.replay import freeze_token_groups, replay
+from vitascope.model.replay import make_logits_function_with_fixed_token_groups, replay
 from vitascope.run.directory import make_external_model
 
 REDUCTIONS = [{"merge_tokens": 3}, {"drop_tokens": 3}]
@@ -74,7 +74,7 @@ def test_a_reduced_model_is_explained_by_every_method_on_its_own_predictions(red
         hidden = images[:1].clone()
         hidden[..., 4:8, 8:12] = 0
         fall = model(images)[0].softmax(0)[3] - model(hidden)[0].softmax(0)[3]
-        change = model(images) - freeze_token_groups(model, images)(torch.zeros_like(images))
+        change = model(images) - make_logits_function_with_fixed_token_groups(model, images)(torch.zeros_like(images))
     assert heatmaps["occlusion"][0, 1, 2].item() == pytest.approx(fall.item(), abs=1e-12)
     torch.testing.assert_close(heatmaps["integrated-gradients"].sum((1, 2)), change[:, 3], rtol=1e-2, atol=5e-3)
 

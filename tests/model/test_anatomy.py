@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.model.combinations import TINY, settings
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.model.anatomy import list_stages, list_stages_from_first_block
-from vitascope.model.attention_cost import fit_growth_exponent, measure_attention_costs
+from vitascope.model.attention_cost import fit_growth_exponent_of_larger_half, measure_attention_costs
 
 
 @given(settings=settings)
@@ -79,7 +79,7 @@ def test_sheet_b_shapes_exactly() -> None:
 
 def test_an_exponent_is_read_off_a_power_law() -> None:
     counts = [64, 128, 256, 512]
-    assert fit_growth_exponent(counts, [3.0 * count**1.7 for count in counts]) == pytest.approx(1.7)
+    assert fit_growth_exponent_of_larger_half(counts, [3.0 * count**1.7 for count in counts]) == pytest.approx(1.7)
 
 
 @pytest.mark.filterwarnings("ignore:.*profiler.*:UserWarning")

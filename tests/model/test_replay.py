@@ -13,7 +13,7 @@ from torch import nn
 from tests.model.combinations import TINY, settings
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.model.attention_recorder import clone_with_fused_attention, record_attention
-from vitascope.model.replay import freeze_token_groups, replay
+from vitascope.model.replay import make_logits_function_with_fixed_token_groups, replay
 
 GRID = {"img_size": 16, "depth": 3}  # 16 patches
 REDUCTIONS = [{"merge_tokens": 3}, {"drop_tokens": 3}]
@@ -189,7 +189,7 @@ def test_frozen_groups_are_those_of_the_image(reduction) -> None:
     model = make_model(**GRID, **reduction, global_pool="avg", class_token=False)
     images, others = make_images(model.config), make_images(model.config)
     with torch.no_grad():
-        frozen = freeze_token_groups(model, images)
+        frozen = make_logits_function_with_fixed_token_groups(model, images)
         torch.testing.assert_close(frozen(images), model(images))
         assert not torch.allclose(frozen(others), model(others), atol=1e-3)  # other tokens are merged there
 

@@ -32,7 +32,10 @@ def steps(tmp_path_factory) -> dict:
         ("classify", {"augment_batch", "VisionTransformer", "compute_loss_and_accuracy"}),
         ("mae", {"augment_batch", "MaskedAutoencoder"}),
         ("dino", {"augment_batch", "BackboneWithHead"}),
-        ("together", {"_augment_batch", "_compute_losses_and_accuracies", "_update_weights"}),
+        (
+            "together",
+            {"_augment_and_mix_batches", "_compute_losses_and_accuracies", "_clip_and_update_weights_and_ema"},
+        ),
     ],
 )
 def test_a_compiled_step_gives_the_losses_of_the_eager_step(steps, variant, parts) -> None:

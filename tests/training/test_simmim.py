@@ -84,12 +84,12 @@ def test_blocks_are_masked_as_a_whole_and_equally_often(tmp_path) -> None:
     assert expand_block_mask(blocks, (2, 2), 2).view(4, 4).int().tolist() == wanted
     state, _ = build_state_and_run(tmp_path, **SIMMIM)
     noise = state.objective.draw_random_numbers_of_epoch(40, 100, epoch=0)["noise"].flatten(0, 1)
-    mask = state.objective.make_mask(noise)
+    mask = state.objective.make_patch_mask(noise)
     assert (mask.sum(1) == 10).all()  # 0.6 of 16, rounded
     assert (mask.float().mean(0) - 10 / 16).abs().max() < 0.04  # of 4,000 images: ± 0.0077
     state, _ = build_state_and_run(tmp_path, **(SIMMIM | {"simmim.block_size": 2}))
     noise = state.objective.draw_random_numbers_of_epoch(2, 10, epoch=0)["noise"]
-    assert noise.shape == (2, 10, 4) and state.objective.make_mask(noise[0]).shape == (10, 16)
+    assert noise.shape == (2, 10, 4) and state.objective.make_patch_mask(noise[0]).shape == (10, 16)
 
 
 def test_it_learns_to_predict_digits_and_leaves_pictures(tmp_path) -> None:

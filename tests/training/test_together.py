@@ -6,6 +6,7 @@ import torch
 from tests.training.test_captured import train_epochs
 from tests.training.test_runs import build_state_and_run
 from vitascope import UserError, kernels
+from vitascope.kernels.cuda_graph import restore_tensors_on_exit
 from vitascope.training.engines import batchable
 from vitascope.training.engines.batched import WARM_UP_STEPS, BatchedTraining
 from vitascope.training.engines.eager import make_engine
@@ -106,6 +107,18 @@ def test_warm_up_steps_do_not_change_the_state(tmp_path) -> None:
     warm.close()
 
 
+def test_an_error_in_a_warm_up_step_leaves_the_tensors_as_they_were() -> None:
+    tensor = torch.zeros(3)
+
+    def add_and_fail() -> None:
+        tensor.add_(1)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), restore_tensors_on_exit([tensor]):
+        add_and_fail()
+    assert torch.equal(tensor, torch.zeros(3))
+
+
 @pytest.mark.parametrize("kernel", ["written", "own"])
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_pytorch_s_fused_attention_is_never_batched_over_models(tmp_path, variant, kernel, monkeypatch) -> None:
@@ -139,7 +152,7 @@ def test_in_bfloat16_many_models_compute_what_one_computes(tmp_path) -> None:
         alone = [state.model(batch) for state, batch in zip(states, images, strict=True)]
     batched, formats = BatchedTraining(states), set()
     batched.first_state.model.blocks[0].attn.qkv.register_forward_hook(lambda *args: formats.add(args[-1].dtype))
-    logits = batched._compute_logits(batched.weights, images)
+    logits = batched._compute_logits_of_all_models(batched.weights, images)
     assert formats == {torch.bfloat16}
     for actual, expected in zip(logits, alone, strict=True):
         torch.testing.assert_close(actual.float(), expected.float(), atol=0.02, rtol=0.05)

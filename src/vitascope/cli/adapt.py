@@ -66,13 +66,19 @@ def adapt(
     from vitascope.run.checkpoint import save_model_folder
     from vitascope.training.initial_weights import resolve_local_model_ref
     from vitascope.weights import adaptation
-    from vitascope.weights.adaptation_report import plan_adaptation
+    from vitascope.weights.adaptation_report import make_planned_or_refused_report
     from vitascope.weights.pretrained import read_pretrained_model
 
     settings = _parse_adapt_settings(words or [])
     num_heads, img_size = settings.pop("num_heads", None), settings.get("img_size")
     pretrained = read_pretrained_model(resolve_local_model_ref(weights), num_heads=num_heads, img_size=img_size)
-    report = plan_adaptation(pretrained, **settings)
+    report = make_planned_or_refused_report(
+        pretrained,
+        img_size=img_size,
+        patch_size=settings.get("patch_size"),
+        in_chans=settings.get("in_chans"),
+        num_classes=settings.get("num_classes"),
+    )
     if report.refused:
         if as_json:
             print(json.dumps(asdict(report)))

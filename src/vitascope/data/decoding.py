@@ -43,11 +43,14 @@ class UnreadableImage(NamedTuple):
     reason: str
 
 
+UnreadableByIndex = dict[int, UnreadableImage]  # index of the file -> why it cannot be read
+
+
 class DecodedFiles(NamedTuple):
     """The pixels of all files, and the reasons why some cannot be read, by index. Their pixels are undefined."""
 
     pixels: PixelArray
-    unreadable: dict[int, UnreadableImage]
+    unreadable: UnreadableByIndex
 
 
 def decode_image_or_error_reason(
@@ -116,9 +119,7 @@ class DecodeWorker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=2**20
         )
 
-    def decode_into(
-        self, pixels: PixelArray, paths: Sequence[str], image_format: ImageFormat
-    ) -> dict[int, UnreadableImage]:
+    def decode_into(self, pixels: PixelArray, paths: Sequence[str], image_format: ImageFormat) -> UnreadableByIndex:
         """Write the pixels of the files into `pixels`; return the unreadable ones by index."""
         requests, answers = self.process.stdin, self.process.stdout
         if requests is None or answers is None:
@@ -129,7 +130,7 @@ class DecodeWorker:
         unreadable = {}
         for index in range(len(paths)):
             if _read_exactly(answers, 1) == READABLE:
-                _read_into(answers, memoryview(pixels[index]).cast("B"))
+                _read_exactly_into(answers, memoryview(pixels[index]).cast("B"))
             else:
                 length = REASON_HEADER.unpack(_read_exactly(answers, REASON_HEADER.size))[0]
                 unreadable[index] = UnreadableImage(_read_exactly(answers, length).decode())
@@ -154,14 +155,12 @@ class DecodeWorkers:
             self.idle.put(worker)
         self.threads = ThreadPoolExecutor(num_workers, thread_name_prefix="decode")
 
-    def decode_into(
-        self, pixels: PixelArray, paths: Sequence[str], image_format: ImageFormat
-    ) -> dict[int, UnreadableImage]:
+    def decode_into(self, pixels: PixelArray, paths: Sequence[str], image_format: ImageFormat) -> UnreadableByIndex:
         """Write the pixels of the files into `pixels`; return the unreadable ones by index."""
         size = max(1, min(CHUNK_SIZE, -(-len(paths) // len(self.workers))))
         starts = range(0, len(paths), size)
 
-        def decode_chunk(start: int) -> dict[int, UnreadableImage]:
+        def decode_chunk(start: int) -> UnreadableByIndex:
             worker = self.idle.get()
             try:
                 chunk = paths[start : start + size]
@@ -169,7 +168,7 @@ class DecodeWorkers:
             finally:
                 self.idle.put(worker)
 
-        unreadable: dict[int, UnreadableImage] = {}
+        unreadable: UnreadableByIndex = {}
         for start, found in zip(starts, self.threads.map(decode_chunk, starts), strict=True):
             unreadable |= {start + index: error for index, error in found.items()}
         return unreadable
@@ -199,7 +198,7 @@ def _read_exactly(stream: IO[bytes], num_bytes: int) -> bytes:
     return content
 
 
-def _read_into(stream: Any, view: memoryview) -> None:
+def _read_exactly_into(stream: Any, view: memoryview) -> None:
     done = 0
     while done < len(view):
         count = stream.readinto(view[done:])
@@ -223,7 +222,7 @@ def answer_decode_requests_until_closed(requests: IO[bytes], answers: IO[bytes])
         answers.flush()
 
 
-def _serve_parent_process() -> None:
+def _serve_decode_requests_of_parent() -> None:
     import signal
     import warnings
 
@@ -238,4 +237,4 @@ def _serve_parent_process() -> None:
 
 
 if __name__ == "__main__":
-    _serve_parent_process()
+    _serve_decode_requests_of_parent()

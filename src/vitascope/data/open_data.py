@@ -18,7 +18,7 @@ def resolve_paths_in_data_config(config: DataConfig) -> DataConfig:
         return config
     if config.name in PUBLISHED_DATASETS:
         return replace(config, root=str(resolve_data_root(config.root).resolve()))
-    return replace(config, name=str(_find_path_or_under_root(config).resolve()))
+    return replace(config, name=str(_resolve_path_as_given_or_under_root(config).resolve()))
 
 
 def check_data_name_exists(config: DataConfig) -> None:
@@ -26,7 +26,7 @@ def check_data_name_exists(config: DataConfig) -> None:
     if (
         config.name != "digits"
         and config.name not in PUBLISHED_DATASETS
-        and not _find_path_or_under_root(config).exists()
+        and not _resolve_path_as_given_or_under_root(config).exists()
     ):
         kind = "file" if Path(config.name).suffix else "folder"
         suggestion = suggest_choice(config.name, ["digits", *PUBLISHED_DATASETS])
@@ -42,12 +42,12 @@ def open_data_source(
 ) -> DataSource:
     """Open the data set. Images of a folder are converted to `image_size` and `num_channels`.
 
-    With `for_training=False`, a single class or a test split alone is accepted."""
+    With `must_be_trainable=False`, a single class or a test split alone is accepted."""
     if config.name == "digits":
         return open_builtin_digits()
     if config.name in PUBLISHED_DATASETS:
         return open_or_download_published_dataset(config.name, resolve_data_root(config.root), download=config.download)
-    path = _find_path_or_under_root(config)
+    path = _resolve_path_as_given_or_under_root(config)
     if path.is_dir():
         return open_image_folder(path, image_size, num_channels, config, min_classes=2 if must_be_trainable else 1)
     if path.is_file() and path.suffix == ".npz":
@@ -56,7 +56,7 @@ def open_data_source(
     raise UserError(f"data.name={config.name} is neither a folder of class folders nor an .npz file.")
 
 
-def _find_path_or_under_root(config: DataConfig) -> Path:
+def _resolve_path_as_given_or_under_root(config: DataConfig) -> Path:
     """Return `name` as a path, or the folder or file of that name under the data root."""
     path = Path(config.name).expanduser()
     return path if path.exists() else find_first_existing([resolve_data_root(config.root) / config.name]) or path

@@ -57,7 +57,7 @@ class Preprocessing:
         """Return floats from 0 to 1 with the model's size and channels."""
         return self._match_size_and_channels(images.float() / 255)
 
-    def convert_preprocessed(self, target: "Preprocessing", images: Tensor) -> Images:
+    def convert_preprocessed_to(self, target: "Preprocessing", images: Tensor) -> Images:
         """Convert images preprocessed with this object to what `target` would have produced."""
         if target == self:
             return images

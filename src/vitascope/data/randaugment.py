@@ -36,7 +36,7 @@ def _apply_randaugment_round(
 ) -> Images:
     """Apply to each image the operation whose mask selects it."""
     is_affine = torch.stack([masks_by_operation[name] for name in AFFINE_OPERATIONS]).any(0)
-    images = _transform_selected_images(
+    images = _transform_selected_images_maybe_in_place(
         images,
         is_affine,
         shear_shift_rotate,
@@ -47,21 +47,23 @@ def _apply_randaugment_round(
         ("saturation", adjust_saturation),
         ("contrast", adjust_contrast),
     ):
-        images = _transform_selected_images(images, masks_by_operation[name], transform, 1 + 0.9 * signed_strengths)
-    images = _transform_selected_images(
+        images = _transform_selected_images_maybe_in_place(
+            images, masks_by_operation[name], transform, 1 + 0.9 * signed_strengths
+        )
+    images = _transform_selected_images_maybe_in_place(
         images, masks_by_operation["sharpness"], adjust_sharpness, 1 + 0.9 * signed_strengths
     )
-    images = _transform_selected_images(
+    images = _transform_selected_images_maybe_in_place(
         images, masks_by_operation["posterize"], lambda selected: posterize(selected, 8 - round(4 * strength))
     )
-    images = _transform_selected_images(
+    images = _transform_selected_images_maybe_in_place(
         images, masks_by_operation["solarize"], lambda selected: solarize(selected, 1 - strength)
     )
-    images = _transform_selected_images(images, masks_by_operation["autocontrast"], autocontrast)
-    return _transform_selected_images(images, masks_by_operation["equalize"], equalize)
+    images = _transform_selected_images_maybe_in_place(images, masks_by_operation["autocontrast"], autocontrast)
+    return _transform_selected_images_maybe_in_place(images, masks_by_operation["equalize"], equalize)
 
 
-def _transform_selected_images(
+def _transform_selected_images_maybe_in_place(
     images: Images, is_selected: Tensor, transform: Callable[..., Images], *transform_args: Tensor
 ) -> Images:
     """Apply `transform` to the selected images.

@@ -129,7 +129,7 @@ def _summarize_split(
     fingerprints_by_split: dict[SplitName, list[Fingerprint]],
 ) -> SplitSummary:
     """Describe one split; `fingerprints_by_split` has those of every split."""
-    mean, std = split.statistics()
+    mean, std = split.load_or_compute_statistics()
     counts = torch.bincount(split.labels, minlength=len(class_names)).tolist()
     channels, height, width = split.image_shape
     per_class = dict(zip(class_names, counts, strict=True))
@@ -142,9 +142,13 @@ def _summarize_split(
         mean=mean.tolist(),
         std=std.tolist(),
         copies=count_duplicates(fingerprints_by_split[split_name]),
-        also_in_train=0 if split_name == "train" else _count_also_in("train", split_name, fingerprints_by_split),
+        also_in_train=0
+        if split_name == "train"
+        else _count_images_also_in_split("train", split_name, fingerprints_by_split),
         copies_with_other_label=count_label_conflicts(fingerprints_by_split[split_name], split.labels.tolist()),
-        also_in_val=_count_also_in("val", split_name, fingerprints_by_split) if split_name == "test" else 0,
+        also_in_val=_count_images_also_in_split("val", split_name, fingerprints_by_split)
+        if split_name == "test"
+        else 0,
         sizes=_find_smallest_and_largest_size(split),
     )
 
@@ -162,7 +166,7 @@ def _format_size(size: ImageSize) -> str:
     return "×".join(map(str, size))
 
 
-def _count_also_in(
+def _count_images_also_in_split(
     reference_split: SplitName, split_name: SplitName, fingerprints: dict[SplitName, list[Fingerprint]]
 ) -> int:
     return count_also_in_reference(fingerprints.get(reference_split, []), fingerprints[split_name])

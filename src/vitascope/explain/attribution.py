@@ -17,7 +17,7 @@ from vitascope.errors import UserError, suggest_choice
 from vitascope.explain.maps import MapsAndStates, compute_maps_and_states
 from vitascope.explain.subject import TokenLayout, get_token_layout
 from vitascope.model.attention_recorder import compute_logits
-from vitascope.model.replay import freeze_token_groups, replay
+from vitascope.model.replay import make_logits_function_with_fixed_token_groups, replay
 from vitascope.model.token_merging import spread_map_gradients
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import (
@@ -174,7 +174,7 @@ def integrated_gradients(
     normalised value of the grey image: 0 is the mean of the training images. On the whole path the same tokens are
     merged or dropped as for the image, so that the logit has a gradient everywhere."""
     difference = images - baseline
-    compute_frozen_logits = freeze_token_groups(model, images)
+    compute_frozen_logits = make_logits_function_with_fixed_token_groups(model, images)
     total = torch.zeros_like(images)
     for step in range(steps):  # midpoints
         interpolated = (baseline + difference * ((step + 0.5) / steps)).detach().requires_grad_()

@@ -17,7 +17,7 @@ from vitascope.inference.hardware import make_float32_inference_hardware
 from vitascope.inference.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels
 from vitascope.inference.scoring import choose_inference_batch_size, compute_outputs
 from vitascope.kernels.cuda_graph import make_repeated_call, warm_up_and_record_cuda_graph
-from vitascope.model.precision import replace_linear_with_int8
+from vitascope.model.precision import replace_linear_with_int8_in_place
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run
 from vitascope.run.files import read_json_object_or_empty, write_json
@@ -189,7 +189,7 @@ def _build_int8_feature_function(model: VisionTransformer) -> FeatureFunction:
     float32_layers: set[nn.Module] = {model.head}
     if model.config.global_pool == "token":
         float32_layers.add(model.blocks[-1].get_submodule("attn.qkv"))
-    replace_linear_with_int8(model, float32_layers)
+    replace_linear_with_int8_in_place(model, float32_layers)
     return model.compute_pooled_features
 
 

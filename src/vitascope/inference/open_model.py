@@ -118,7 +118,7 @@ def _wrap_timm_network(model_ref: str, network: TimmNetwork) -> Classifier:
         network.classes,
         preprocessing,
         (len(preprocessing.mean), *preprocessing.size),
-        notes=(f"timm's own network is used: {network.reason}",),
+        notes=(f"timm's own network is used: {network.why_not_converted}",),
         has_assumed_classes=network.has_assumed_classes,
     )
 

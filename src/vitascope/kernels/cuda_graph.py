@@ -1,9 +1,11 @@
-"""Record a function as a CUDA graph, which the host launches with a single call."""
+"""Record a function as a CUDA graph, which the host launches with a single call; undo what the recording changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 Output = TypeVar("Output")
 
@@ -23,6 +25,17 @@ def warm_up_and_record_cuda_graph(
     with torch.cuda.graph(graph):
         output = run()
     return graph, output
+
+
+@contextmanager
+def restore_tensors_on_exit(tensors: list[Tensor]) -> Iterator[None]:
+    """Copy the values of the tensors, and write them back on exit, also after an error."""
+    before = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old)
 
 
 def make_repeated_call(function: Callable[[], object], num_calls: int) -> Callable[[], None]:

@@ -49,7 +49,7 @@ def _compute_inverse_rms(first, second, WIDTH: tl.constexpr, EPS: tl.constexpr):
 
 @triton.jit
 def normalize_and_rotate(
-    first, second, weight, cosine, sine, TIMES: tl.constexpr,
+    first, second, weight, cosine, sine, FACTOR: tl.constexpr,
     WIDTH: tl.constexpr, NORM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     """Normalise and rotate queries or keys, and multiply them by a factor."""
@@ -62,7 +62,7 @@ def normalize_and_rotate(
         )
     if ROTARY:
         first, second = first * cosine - second * sine, second * cosine + first * sine
-    return (first * TIMES).to(DOT_DTYPE), (second * TIMES).to(DOT_DTYPE)
+    return (first * FACTOR).to(DOT_DTYPE), (second * FACTOR).to(DOT_DTYPE)
 
 
 @triton.jit
@@ -95,7 +95,7 @@ TOKENS_PER_PROGRAM = 64  # of one head
 
 
 @triton.jit
-def _compute_offsets_and_angles(
+def _compute_offsets_and_load_cosines_sines(
     rotation, tables, COUNT,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
@@ -119,7 +119,7 @@ def _qk_norm_rope_kernel(
     TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     NORM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    packed, unpacked, inside, cosine, sine = _compute_offsets_and_angles(
+    packed, unpacked, inside, cosine, sine = _compute_offsets_and_load_cosines_sines(
         rotation, tables, COUNT, TOKENS, HEADS, WIDTH, ROWS, ROTARY
     )
     ALL: tl.constexpr = HEADS * WIDTH // 2
@@ -138,7 +138,7 @@ def _qk_norm_rope_backward_kernel(
     TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     NORM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    packed, unpacked, inside, cosine, sine = _compute_offsets_and_angles(
+    packed, unpacked, inside, cosine, sine = _compute_offsets_and_load_cosines_sines(
         rotation, tables, COUNT, TOKENS, HEADS, WIDTH, ROWS, ROTARY
     )
     ALL: tl.constexpr = HEADS * WIDTH // 2

@@ -32,16 +32,16 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _compute_attention_maps(query_even, query_second, key_even, key_second, TOKENS: tl.constexpr, TILE: tl.constexpr):
+def _compute_attention_maps(query_first, query_second, key_first, key_second, TOKENS: tl.constexpr, TILE: tl.constexpr):
     """Compute the softmax over the keys; queries are already multiplied by scale · log2(e), for exp2."""
-    scores = tl.dot(query_second, tl.trans(key_second), tl.dot(query_even, tl.trans(key_even)))
+    scores = tl.dot(query_second, tl.trans(key_second), tl.dot(query_first, tl.trans(key_first)))
     scores = tl.where(tl.arange(0, TILE)[None, :] < TOKENS, scores, float("-inf"))
     powers = tl.exp2(scores - tl.max(scores, 1)[:, None])
     return powers / tl.sum(powers, 1)[:, None]
 
 
 @triton.jit
-def _load_angles(rotation, image, tables, TOKENS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+def _load_cosines_and_sines(rotation, image, tables, TOKENS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
     """Load cosines and sines from the shared rotary table, or from the image's own."""
     token, pair = tl.arange(0, TILE)[:, None], tl.arange(0, WIDTH // 2)[None, :]
     offset = rotation + ((image % tables) * TOKENS + token) * (WIDTH // 2) + pair
@@ -67,7 +67,7 @@ def _short_attention_kernel(
     value = tl.load(qkv + value_offset, mask=inside, other=0.0).to(DOT_DTYPE)
     cosine, sine = 1.0, 0.0
     if ROTARY:
-        cosine, sine = _load_angles(rotation, image, tables, TOKENS, WIDTH, TILE)
+        cosine, sine = _load_cosines_and_sines(rotation, image, tables, TOKENS, WIDTH, TILE)
     query, query_second = normalize_and_rotate(
         query, query_second, q_weight, cosine, sine, SCALE * LOG2_E, WIDTH, NORM, ROTARY, EPS
     )
@@ -95,7 +95,7 @@ def _short_attention_backward_kernel(
     grad = tl.load(grad_output + row * ALL + head_offset + feature, mask=inside, other=0.0).to(DOT_DTYPE)
     cosine, sine = 1.0, 0.0
     if ROTARY:
-        cosine, sine = _load_angles(rotation, image, tables, TOKENS, WIDTH, TILE)
+        cosine, sine = _load_cosines_and_sines(rotation, image, tables, TOKENS, WIDTH, TILE)
     query, query_second = normalize_and_rotate(
         raw_query, raw_query_second, q_weight, cosine, sine, SCALE * LOG2_E, WIDTH, NORM, ROTARY, EPS
     )

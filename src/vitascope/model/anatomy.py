@@ -40,7 +40,7 @@ def list_stages_from_first_block(config: ModelConfig, num_tokens: int, *, batch_
     """Return the stages from this number of tokens at the first block to the logits. No token is merged or dropped."""
     _check_at_least_one("batch", batch_size)
     _check_at_least_one("tokens", num_tokens)
-    input_tokens = _make_input_tokens_stage(config, batch_size, num_tokens, num_parameters=0)
+    input_tokens = _make_token_stage_without_flops(config, "tokens", batch_size, num_tokens)
     return [input_tokens, *_list_block_and_head_stages(config, batch_size, num_tokens, [0] * config.depth)]
 
 
@@ -69,8 +69,9 @@ def _list_embedding_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
             if config.tokenizer == "conv"
             else _list_patch_embedding_stages(config, batch_size)
         ),
-        _make_input_tokens_stage(
+        _make_token_stage_without_flops(
             config,
+            "tokens",
             batch_size,
             config.num_tokens,
             num_parameters=(config.num_prefix_tokens + table_rows) * config.embed_dim,
@@ -82,7 +83,7 @@ def _list_patch_embedding_stages(config: ModelConfig, batch_size: int) -> list[S
     has_shifted_copies = config.tokenizer == "spt"
     channels = config.in_chans * (5 if has_shifted_copies else 1)
     pixels = channels * prod(config.patch_shape)
-    embedded = _make_linear_stage(
+    embedded = _make_linear_layer_stage(
         "patch_embed", "feature", batch_size, config.num_patches, pixels, config.embed_dim, True
     )
     stages = [Stage("patches", ["batch", "patch", "pixel value"], [batch_size, config.num_patches, pixels])]
@@ -106,12 +107,6 @@ def _list_conv_tokenizer_stages(config: ModelConfig, batch_size: int) -> list[St
     return [*stages, Stage("patch_embed", ["batch", "patch", "feature"], shape)]
 
 
-def _make_input_tokens_stage(config: ModelConfig, batch_size: int, num_tokens: int, *, num_parameters: int) -> Stage:
-    return Stage(
-        "tokens", ["batch", "token", "feature"], [batch_size, num_tokens, config.embed_dim], parameters=num_parameters
-    )
-
-
 def _list_block_stages(
     config: ModelConfig, batch_size: int, num_tokens: int, num_tokens_after: int, name_prefix: str
 ) -> list[Stage]:
@@ -120,7 +115,7 @@ def _list_block_stages(
         *_list_norm_stages(config, name_prefix + "norm1", batch_size, num_tokens),
         *_list_attention_stages(config, batch_size, num_tokens, name_prefix + "attn."),
         *_list_layer_scale_stages(config, name_prefix + "ls1", batch_size, num_tokens),
-        _make_token_stage(config, name_prefix + "residual1", batch_size, num_tokens),
+        _make_token_stage_without_flops(config, name_prefix + "residual1", batch_size, num_tokens),
         *(
             _list_token_reduction_stages(config, batch_size, num_tokens, num_tokens_after, name_prefix)
             if num_tokens_after < num_tokens
@@ -129,14 +124,14 @@ def _list_block_stages(
         *_list_norm_stages(config, name_prefix + "norm2", batch_size, num_tokens_after),
         *_list_mlp_stages(config, batch_size, num_tokens_after, name_prefix + "mlp."),
         *_list_layer_scale_stages(config, name_prefix + "ls2", batch_size, num_tokens_after),
-        _make_token_stage(config, name_prefix + "residual2", batch_size, num_tokens_after),
+        _make_token_stage_without_flops(config, name_prefix + "residual2", batch_size, num_tokens_after),
     ]
 
 
 def _list_token_reduction_stages(
     config: ModelConfig, batch_size: int, num_tokens: int, num_tokens_after: int, name_prefix: str
 ) -> list[Stage]:
-    remaining = _make_token_stage(
+    remaining = _make_token_stage_without_flops(
         config, name_prefix + ("merged" if config.merge_tokens else "kept"), batch_size, num_tokens_after
     )
     if not config.merge_tokens:
@@ -171,7 +166,9 @@ def _list_attention_stages(config: ModelConfig, batch_size: int, num_tokens: int
     ]
     if config.output_projection:
         stages.append(
-            _make_linear_stage(name_prefix + "proj", "feature", batch_size, num_tokens, width, width, config.proj_bias)
+            _make_linear_layer_stage(
+                name_prefix + "proj", "feature", batch_size, num_tokens, width, width, config.proj_bias
+            )
         )
     return stages
 
@@ -180,9 +177,13 @@ def _list_mlp_stages(config: ModelConfig, batch_size: int, num_tokens: int, name
     width, fc1_width = config.embed_dim, config.hidden_width
     hidden = fc1_width // 2 if config.mlp == "swiglu" else fc1_width
     return [
-        _make_linear_stage(name_prefix + "fc1", "hidden", batch_size, num_tokens, width, fc1_width, config.proj_bias),
+        _make_linear_layer_stage(
+            name_prefix + "fc1", "hidden", batch_size, num_tokens, width, fc1_width, config.proj_bias
+        ),
         Stage(name_prefix + "activation", ["batch", "token", "hidden"], [batch_size, num_tokens, hidden]),
-        _make_linear_stage(name_prefix + "fc2", "feature", batch_size, num_tokens, hidden, width, config.proj_bias),
+        _make_linear_layer_stage(
+            name_prefix + "fc2", "feature", batch_size, num_tokens, hidden, width, config.proj_bias
+        ),
     ]
 
 
@@ -226,7 +227,7 @@ def count_forward_flops_per_image(config: ModelConfig, num_visible_patches: int 
     return sum(stage.flops for stage in [*_list_embedding_stages(config, 1), *blocks])
 
 
-def _make_linear_stage(
+def _make_linear_layer_stage(
     name: str, output_axis: str, batch_size: int, num_tokens: int, in_features: int, out_features: int, has_bias: bool
 ) -> Stage:
     return Stage(
@@ -240,18 +241,18 @@ def _make_linear_stage(
 
 def _list_norm_stages(config: ModelConfig, name: str, batch_size: int, num_tokens: int) -> list[Stage]:
     parameters = _count_norm_parameters(config, config.embed_dim)
-    return [_make_token_stage(config, name, batch_size, num_tokens, parameters)] if parameters else []
+    return [_make_token_stage_without_flops(config, name, batch_size, num_tokens, parameters)] if parameters else []
 
 
 def _list_layer_scale_stages(config: ModelConfig, name: str, batch_size: int, num_tokens: int) -> list[Stage]:
     return (
         []
         if config.init_values is None
-        else [_make_token_stage(config, name, batch_size, num_tokens, config.embed_dim)]
+        else [_make_token_stage_without_flops(config, name, batch_size, num_tokens, config.embed_dim)]
     )
 
 
-def _make_token_stage(
+def _make_token_stage_without_flops(
     config: ModelConfig, name: str, batch_size: int, num_tokens: int, num_parameters: int = 0
 ) -> Stage:
     return Stage(

@@ -123,7 +123,7 @@ class SelfAttention(nn.Module):
         if self.kernel == UNFUSED_KERNEL and not dropout:
             return self.compute_maps(query, key, mask, token_sizes) @ value
         has_no_empty_row = mask is None and key.shape[2] > 1  # causal and local masks leave every query a key
-        score_mask = self.make_score_mask(query, key, mask, token_sizes)
+        score_mask = self.make_score_mask_or_size_bias(query, key, mask, token_sizes)
         with prefer_sdpa_backend(self.kernel):
             return attend_fused(
                 query,
@@ -139,12 +139,12 @@ class SelfAttention(nn.Module):
         self, query: Queries, key: HeadTokens, mask: Tensor | None = None, token_sizes: TokenSizes | None = None
     ) -> AttentionMaps:
         """Return the attention maps of these queries and keys; `attend` averages the values with them as weights."""
-        mask = self.make_score_mask(query, key, mask, token_sizes)
+        mask = self.make_score_mask_or_size_bias(query, key, mask, token_sizes)
         if mask is None and self.causal:
             mask = causal_mask(key.shape[2], key.device)[: query.shape[2]]
         return compute_attention_maps(query, key, mask)
 
-    def make_score_mask(
+    def make_score_mask_or_size_bias(
         self, query: Queries, key: HeadTokens, mask: Tensor | None = None, token_sizes: TokenSizes | None = None
     ) -> Tensor | None:
         """Combine the caller's mask with the layer's, for these queries; None: no mask, or only the causal one."""

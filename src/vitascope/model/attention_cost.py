@@ -92,7 +92,7 @@ def measure_projection_and_attention_seconds(
     return seconds
 
 
-def fit_growth_exponent(token_counts: list[int], values: list[float]) -> float:
+def fit_growth_exponent_of_larger_half(token_counts: list[int], values: list[float]) -> float:
     """Return the least-squares slope of log(value) over log(count), for the larger half of the counts."""
     pairs = list(zip(token_counts, values, strict=True))[len(token_counts) // 2 :]
     points = [(math.log(count), math.log(value)) for count, value in pairs]
@@ -107,7 +107,8 @@ def fit_exponents_by_implementation(costs: list[AttentionCost]) -> dict[str, dic
         rows = [cost for cost in costs if cost.way == implementation]
         columns = {name: [float(getattr(cost, name)) for cost in rows] for name in ("seconds", "peak_bytes")}
         exponents[implementation] = {
-            name: fit_growth_exponent([cost.tokens for cost in rows], values) for name, values in columns.items()
+            name: fit_growth_exponent_of_larger_half([cost.tokens for cost in rows], values)
+            for name, values in columns.items()
         }
     return exponents
 

@@ -80,7 +80,7 @@ def record_attention(model: nn.Module, images: Images, edit_maps: MapEditor | No
     if model.training:
         raise UserError("The model is in training mode, so dropout is active. Call model.eval() first.")
     clone = clone_with_fused_attention(model)
-    hidden_states = _collect_hidden_states(clone)
+    hidden_states = _register_hooks_that_fill_hidden_states(clone)
     recorder = AttentionRecorder(edit_maps)
     with recorder:
         logits = compute_logits_with_all_tokens(clone, images)
@@ -110,7 +110,7 @@ def clone_with_fused_attention(model: nn.Module) -> nn.Module:
 
     timm and transformers can otherwise compute attention themselves, and our models can use other kernels."""
     clones: dict[int, Any] = {}
-    clone = _clone_module(model, clones)
+    clone = _clone_module_sharing_tensors(model, clones)
     for module in clone.modules():
         if isinstance(getattr(module, "fused_attn", None), bool):
             module.fused_attn = True  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
@@ -125,7 +125,7 @@ def clone_with_fused_attention(model: nn.Module) -> nn.Module:
     return clone
 
 
-def _clone_module(module: nn.Module, clones: dict[int, Any]) -> nn.Module:
+def _clone_module_sharing_tensors(module: nn.Module, clones: dict[int, Any]) -> nn.Module:
     """Copy the module and its children, not their tensors. A module that occurs twice is copied once."""
     if id(module) not in clones:
         clone = clones[id(module)] = object.__new__(type(module))
@@ -134,14 +134,14 @@ def _clone_module(module: nn.Module, clones: dict[int, Any]) -> nn.Module:
             if isinstance(value, dict):  # hooks, parameters, buffers: the containers are copied, not their contents
                 clone.__dict__[name] = value.copy()
         for name, child in module._modules.items():
-            clone._modules[name] = None if child is None else _clone_module(child, clones)
+            clone._modules[name] = None if child is None else _clone_module_sharing_tensors(child, clones)
     return clones[id(module)]
 
 
-def _collect_hidden_states(model: nn.Module) -> list[Tensor]:
+def _register_hooks_that_fill_hidden_states(model: nn.Module) -> list[Tensor]:
     """Return a list that receives the input of the first block and the output of each block when the model runs."""
     states: list[Tensor] = []
-    blocks = find_longest_module_list(model)
+    blocks = find_longest_uniform_module_list(model)
 
     def record_input(_: nn.Module, inputs: tuple[Any, ...]) -> None:
         states.append(inputs[0])
@@ -156,7 +156,7 @@ def _collect_hidden_states(model: nn.Module) -> list[Tensor]:
     return states
 
 
-def find_longest_module_list(model: nn.Module) -> list[nn.Module]:
+def find_longest_uniform_module_list(model: nn.Module) -> list[nn.Module]:
     """Return the blocks: the longest list of modules of one type; empty if there is none."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential) and len(module)]
     uniform_lists = [modules for modules in lists if len({type(module) for module in modules}) == 1]

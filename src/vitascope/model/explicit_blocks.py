@@ -1,4 +1,4 @@
-"""Tokens -> Tokens: the blocks written out once, step by step: attention maps, and tokens merged or dropped between.
+"""Run the blocks step by step: compute attention maps explicitly, and merge or drop tokens in between.
 
 `Block.forward` is the fast version for training and for full sequences; a test holds both equal.
 """
@@ -30,7 +30,7 @@ class ExplicitAttention(NamedTuple):
 class BlockResult(NamedTuple):
     groups: TokenGroups  # after the block
     maps: AttentionMaps | None  # None: computed by the fused kernel, which does not return them
-    criterion: Tensor | None  # keys or maps that selected the tokens to merge or drop; None: none were removed
+    keys_or_maps: Tensor | None  # keys or maps that selected the tokens to merge or drop; None: none were removed
 
 
 class ReducedTokens(NamedTuple):
@@ -63,24 +63,24 @@ def run_blocks(
     model: "VisionTransformer",
     groups: TokenGroups,
     num_output_tokens: int | None = None,
-    criteria: list[Tensor | None] | None = None,
+    keys_or_maps_per_block: list[Tensor | None] | None = None,
 ) -> TokenGroups:
     """Return the groups that remain after all blocks, computed with the fused kernel.
 
-    `criteria`, of an earlier call of `trace_blocks`: merge or drop the same tokens again."""
+    `keys_or_maps_per_block`: of an earlier call of `trace_blocks`, to merge or drop the same tokens again."""
     for index in range(len(model.blocks)):
-        criterion = None if criteria is None else criteria[index]
-        groups = _run_block(model, index, groups, num_output_tokens, None, criterion).groups
+        keys_or_maps = None if keys_or_maps_per_block is None else keys_or_maps_per_block[index]
+        groups = _run_block(model, index, groups, num_output_tokens, None, keys_or_maps).groups
     return groups
 
 
 def trace_blocks(
-    model: "VisionTransformer", groups: TokenGroups, explicit: ExplicitAttention | None
+    model: "VisionTransformer", groups: TokenGroups, explicit_attention: ExplicitAttention | None
 ) -> list[BlockResult]:
-    """Return the result of every block; with attention maps if `explicit` says how to compute them."""
+    """Return the result of every block; with attention maps if `explicit_attention` says how to compute them."""
     results = []
     for index in range(len(model.blocks)):
-        results.append(_run_block(model, index, groups, None, explicit, None))
+        results.append(_run_block(model, index, groups, None, explicit_attention, None))
         groups = results[-1].groups
     return results
 
@@ -90,8 +90,8 @@ def _run_block(
     index: int,
     groups: TokenGroups,
     num_output_tokens: int | None,
-    explicit: ExplicitAttention | None,
-    criterion: Tensor | None,
+    explicit_attention: ExplicitAttention | None,
+    keys_or_maps: Tensor | None,
 ) -> BlockResult:
     """Apply one block, without dropout; merge or drop tokens between attention and MLP as the settings say.
 
@@ -101,40 +101,44 @@ def _run_block(
     num_output_tokens = num_output_tokens if index + 1 == len(model.blocks) else None
     num_removed = model.config.num_removed_per_block[index] if num_output_tokens is None else 0
     qkv = attn.compute_queries_keys_values(
-        block.norm1(groups.tokens), _select_rotation(model, groups), num_output_tokens
+        block.norm1(groups.tokens), _select_rotary_table_of_groups(model, groups), num_output_tokens
     )
     has_merged_tokens = bool(model.config.merge_tokens) and groups.tokens.shape[1] < model.config.num_tokens
     token_sizes = groups.sizes if has_merged_tokens else None
-    if model.config.drop_tokens and num_removed and criterion is None and explicit is None:
-        explicit = ExplicitAttention(compare_with_fused=False)  # the maps select the tokens to drop
-    maps = None if explicit is None else _compute_maps(attn, qkv, token_sizes, explicit, index)
+    if model.config.drop_tokens and num_removed and keys_or_maps is None and explicit_attention is None:
+        explicit_attention = ExplicitAttention(compare_with_fused=False)  # the maps select the tokens to drop
+    maps = (
+        None
+        if explicit_attention is None
+        else _compute_checked_and_edited_maps(attn, qkv, token_sizes, explicit_attention, index)
+    )
     head_outputs = attn.attend(*qkv, token_sizes=token_sizes) if maps is None else maps @ qkv.value
     groups = groups.keep_first(num_output_tokens).add_residual(block.ls1(attn.concat_and_project_heads(head_outputs)))
     if num_removed:
-        criterion = (maps if model.config.drop_tokens else qkv.key) if criterion is None else criterion
-        groups = remove_tokens(groups, criterion, model.config, num_removed)  # pyright: ignore[reportArgumentType]
-    return BlockResult(groups.add_residual(block.ls2(block.mlp(block.norm2(groups.tokens)))), maps, criterion)
+        keys_or_maps = (maps if model.config.drop_tokens else qkv.key) if keys_or_maps is None else keys_or_maps
+        groups = remove_tokens(groups, keys_or_maps, model.config, num_removed)  # pyright: ignore[reportArgumentType]
+    return BlockResult(groups.add_residual(block.ls2(block.mlp(block.norm2(groups.tokens)))), maps, keys_or_maps)
 
 
-def _compute_maps(
+def _compute_checked_and_edited_maps(
     attn: SelfAttention,
     qkv: QueriesKeysValues,
     token_sizes: TokenSizes | None,
-    explicit: ExplicitAttention,
+    explicit_attention: ExplicitAttention,
     block_index: int,
 ) -> AttentionMaps:
     query, key, value = qkv
     maps = attn.compute_maps(query, key, token_sizes=token_sizes)
-    if explicit.compare_with_fused:
+    if explicit_attention.compare_with_fused:
         with torch.no_grad():
-            mask = attn.make_score_mask(query, key, token_sizes=token_sizes)
+            mask = attn.make_score_mask_or_size_bias(query, key, token_sizes=token_sizes)
             is_causal = attn.causal and mask is None
             fused = attend_fused(query, key, value, mask, causal=is_causal, all_rows_have_a_key=True)
             check_maps_reproduce_output(maps @ value, fused, block_index)
-    return maps if explicit.edit_maps is None else explicit.edit_maps(block_index, maps)
+    return maps if explicit_attention.edit_maps is None else explicit_attention.edit_maps(block_index, maps)
 
 
-def _select_rotation(model: "VisionTransformer", groups: TokenGroups) -> RotaryTable | None:
+def _select_rotary_table_of_groups(model: "VisionTransformer", groups: TokenGroups) -> RotaryTable | None:
     """Return the rotary table of the remaining tokens."""
     if model.rotation is None or not model.config.token_reduction:
         return model.rotation

@@ -53,14 +53,14 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         bias = None if linear.bias is None else linear.bias.detach().float()
-        self.packed_weight = _pack_int8_weight(linear.weight.detach().float().cpu(), bias)
-        self.reduce_range = needs_reduced_range()
+        self.packed_weight = _quantize_and_pack_int8_weight(linear.weight.detach().float().cpu(), bias)
+        self.reduce_range = has_int8_matmul_overflow()
 
     def forward(self, tokens: Tensor) -> Tensor:
         return torch.ops.quantized.linear_dynamic(tokens, self.packed_weight, self.reduce_range)
 
 
-def _pack_int8_weight(weight: Tensor, bias: Tensor | None) -> torch.ScriptObject:
+def _quantize_and_pack_int8_weight(weight: Tensor, bias: Tensor | None) -> torch.ScriptObject:
     scales = weight.abs().amax(1).clamp(min=1e-8).double() / 127
     zeros = torch.zeros(len(weight), dtype=torch.long)
     with warnings.catch_warnings():
@@ -71,15 +71,17 @@ def _pack_int8_weight(weight: Tensor, bias: Tensor | None) -> torch.ScriptObject
 
 
 @cache
-def needs_reduced_range() -> bool:
+def has_int8_matmul_overflow() -> bool:
     """Return whether 8-bit products overflow on this processor, tested with ones.
 
     Processors without VNNI add two products, up to 2 · 255 · 127, in 16 bits."""
     ones = torch.ones(1, 64)
-    return bool((torch.ops.quantized.linear_dynamic(ones, _pack_int8_weight(ones, None), False) - 64).abs() > 1)
+    return bool(
+        (torch.ops.quantized.linear_dynamic(ones, _quantize_and_pack_int8_weight(ones, None), False) - 64).abs() > 1
+    )
 
 
-def replace_linear_with_int8(model: nn.Module, excluded_layers: set[nn.Module]) -> nn.Module:
+def replace_linear_with_int8_in_place(model: nn.Module, excluded_layers: set[nn.Module]) -> nn.Module:
     """Replace every linear layer in place, except `excluded_layers`, and return the model."""
     for module in list(model.modules()):
         for name, child in module.named_children():

@@ -1,4 +1,4 @@
-"""Images -> Logits, with everything in between: the attention maps of every block, hidden states, and merged tokens.
+"""Run a model and return its logits with the attention maps of every block, hidden states, and merged tokens.
 
 Vitascope's models run block by block as in `explicit_blocks`; other models are recorded (`attention_recorder`). No
 model is changed, so several threads can replay one model at the same time.
@@ -65,11 +65,11 @@ def replay(model: nn.Module, images: Tensor, *, edit_maps: MapEditor | None = No
     Works with models of Vitascope, timm and transformers. The model uses the maps that `edit_maps(block_index, maps)`
     returns instead of its own."""
     if isinstance(model, VisionTransformer):
-        return _replay_own_model(model, images, edit_maps)
+        return _replay_vision_transformer(model, images, edit_maps)
     return Replay(*record_attention(model, images, edit_maps))
 
 
-def _replay_own_model(model: VisionTransformer, images: Tensor, edit_maps: MapEditor | None) -> Replay:
+def _replay_vision_transformer(model: VisionTransformer, images: Tensor, edit_maps: MapEditor | None) -> Replay:
     if model.training:
         raise UserError("The model is in training mode, so dropout is active. Call model.eval() first.")
     check_image_shape_and_dtype(images, model.config, next(model.patch_embed.parameters()).dtype)
@@ -89,7 +89,7 @@ def _replay_own_model(model: VisionTransformer, images: Tensor, edit_maps: MapEd
     )
 
 
-def freeze_token_groups(model: nn.Module, images: Images) -> Callable[[Images], Logits]:
+def make_logits_function_with_fixed_token_groups(model: nn.Module, images: Images) -> Callable[[Images], Logits]:
     """Return the model as a function, in which the same tokens are merged or dropped as for these images.
 
     Without it, the logits jump wherever a change of the image changes which tokens are merged."""
@@ -97,11 +97,11 @@ def freeze_token_groups(model: nn.Module, images: Images) -> Callable[[Images], 
         return partial(compute_logits, model)
     with torch.no_grad():
         results = trace_blocks(model, make_singleton_groups(model.embed(images)), None)
-    criteria = [result.criterion for result in results]
+    keys_or_maps_per_block = [result.keys_or_maps for result in results]
 
     def compute_frozen_logits(other_images: Images) -> Logits:
         groups = make_singleton_groups(model.embed(other_images))
-        groups = run_blocks(model, groups, criteria=criteria)
+        groups = run_blocks(model, groups, keys_or_maps_per_block=keys_or_maps_per_block)
         return model.forward_head(model.norm(groups.tokens), token_sizes=groups.sizes)
 
     return compute_frozen_logits

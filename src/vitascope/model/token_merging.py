@@ -70,13 +70,13 @@ def make_singleton_groups(tokens: Tokens, *, track_membership: bool = False) -> 
 
 
 def remove_tokens(
-    groups: TokenGroups, criterion: HeadTokens | AttentionMaps, config: ModelConfig, num_removed: int
+    groups: TokenGroups, keys_or_maps: HeadTokens | AttentionMaps, config: ModelConfig, num_removed: int
 ) -> TokenGroups:
-    """Merge by the keys, or drop by the attention maps: `criterion` holds the ones that `config` needs."""
+    """Merge by the keys, or drop by the attention maps: `keys_or_maps` holds the ones that `config` needs."""
     prefix = config.num_prefix_tokens
     if config.drop_tokens:
-        return drop_least_attended_patches(groups, criterion, prefix, num_removed, config.global_pool == "token")
-    return merge_similar_patches(groups, criterion, prefix, num_removed)
+        return drop_least_attended_patches(groups, keys_or_maps, prefix, num_removed, config.global_pool == "token")
+    return merge_similar_patches(groups, keys_or_maps, prefix, num_removed)
 
 
 def merge_similar_patches(groups: TokenGroups, key: HeadTokens, num_prefix_tokens: int, num_merged: int) -> TokenGroups:

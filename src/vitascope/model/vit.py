@@ -35,8 +35,8 @@ class VisionTransformer(nn.Module):
         self.patch_embed = TOKENIZERS[config.tokenizer](config)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.empty(1, config.reg_tokens, width)) if config.reg_tokens else None
-        self._register_table("pos_embed", make_absolute_position_table(config))
-        self._register_table("rotation", self._make_rotary_table() if config.uses_rotary else None)
+        self._register_parameter_or_buffer("pos_embed", make_absolute_position_table(config))
+        self._register_parameter_or_buffer("rotation", self._make_rotary_table() if config.uses_rotary else None)
         self.pos_drop = nn.Dropout(config.pos_drop_rate)
         self.blocks = nn.ModuleList([Block(config, rate) for rate in config.drop_path_rates])
         # Mean pooling normalises after pooling, the others before, as in timm.
@@ -137,7 +137,7 @@ class VisionTransformer(nn.Module):
         config = self.config
         return make_rotary_table(config.grid, config.head_width, config.rotary_base, config.num_prefix_tokens)
 
-    def _register_table(self, name: str, table: Tensor | None) -> None:
+    def _register_parameter_or_buffer(self, name: str, table: Tensor | None) -> None:
         """Register a learned table as a parameter, a fixed one as a buffer that is not saved."""
         if isinstance(table, nn.Parameter):
             self.register_parameter(name, table)

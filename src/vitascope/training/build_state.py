@@ -19,7 +19,7 @@ from vitascope.training.optim.build import set_train_mode_except_frozen, set_tra
 from vitascope.training.state import TrainState
 
 
-def _choose_or_reuse_and_set_cuda_kernels(
+def _enable_tf32_and_choose_or_reuse_cuda_kernels(
     hardware: Hardware, recipe: Recipe, model: VisionTransformer, num_images: int, reused_hardware: Hardware | None
 ) -> Hardware:
     """On CUDA: measure the fastest kernels for the model's shapes, or use an earlier choice."""
@@ -75,7 +75,9 @@ def seed_and_build_train_state(
     model = model.to(hardware.device)
     set_train_mode_except_frozen(model)
     if hardware.device == "cuda":
-        hardware = _choose_or_reuse_and_set_cuda_kernels(hardware, recipe, model, len(data.train), reused_hardware)
+        hardware = _enable_tf32_and_choose_or_reuse_cuda_kernels(
+            hardware, recipe, model, len(data.train), reused_hardware
+        )
     state = TrainState(recipe, data, hardware, model, prepared_seconds=prepared)
     state.setup_seconds = time.monotonic() - began - prepared
     return state

@@ -51,7 +51,7 @@ def choose_hardware_and_set_threads(
 ) -> Hardware:
     """Choose device, precision, compilation and threads, and set the number of threads.
 
-    `num_images`: images of all epochs, to estimate whether compilation saves time."""
+    `num_images_in_run`: images of all epochs, to estimate whether compilation saves time."""
     device = choose_or_check_device(recipe.train.device)
     flops = count_train_flops_per_image(recipe)
     threads = recipe.train.threads or DEFAULT_NUM_THREADS

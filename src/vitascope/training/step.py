@@ -30,7 +30,7 @@ class MetricSums:
     def loss(self) -> Tensor:
         return next(iter(self.sums.values()))
 
-    def add(self, metrics: StepMetrics, step: int | Tensor) -> None:
+    def add_and_record_nonfinite_step(self, metrics: StepMetrics, step: int | Tensor) -> None:
         for name, total in self.sums.items():
             total += metrics[name]
         loss = next(iter(metrics.values()))
@@ -64,7 +64,7 @@ def train_step(
             name: mean * fraction for name, mean in objective.compute_loss_and_metrics(part, schedule, phase).items()
         }
         state.scaler.scale(next(iter(metrics.values()))).backward()
-        metric_sums.add({name: value.detach() for name, value in metrics.items()}, step)
+        metric_sums.add_and_record_nonfinite_step({name: value.detach() for name, value in metrics.items()}, step)
     objective.adjust_gradients(schedule)
     clip_gradients_and_update_weights_and_ema(state, schedule)
     objective.update_teacher(schedule)

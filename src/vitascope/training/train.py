@@ -177,7 +177,7 @@ def _train_and_write_run_files(
     try:
         for callback in callbacks:
             callback.begin_run(run)
-        _log_all_epoch_records(
+        _consume_and_log_epoch_records(
             show_progress_and_yield_epochs(
                 train_and_checkpoint_remaining_epochs(state, run), recipe.train.epochs, state.epoch, console
             ),
@@ -226,7 +226,9 @@ def _collect_or_extend_machine_info(run: Run, state: TrainState) -> dict[str, An
     }
 
 
-def _log_all_epoch_records(records: Iterator[EpochRecord], events: TensorBoardWriter, trackers: list[Tracker]) -> None:
+def _consume_and_log_epoch_records(
+    records: Iterator[EpochRecord], events: TensorBoardWriter, trackers: list[Tracker]
+) -> None:
     for record in records:
         events.log_epoch(record.metrics)
         for tracker in trackers:

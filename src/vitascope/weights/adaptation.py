@@ -11,14 +11,19 @@ from vitascope.errors import UserError, format_count, suggest_choice
 from vitascope.model.config import TOKEN_REDUCTION_SETTINGS, ModelConfig, Size
 from vitascope.model.positions import resample_position_table
 from vitascope.model.vit import VisionTransformer
-from vitascope.weights.adaptation_report import ADAPTABLE_SETTINGS, AdaptationReport, TensorChange, plan_adaptation
+from vitascope.weights.adaptation_report import (
+    ADAPTABLE_SETTINGS,
+    AdaptationReport,
+    TensorChange,
+    make_planned_or_refused_report,
+)
 from vitascope.weights.model_info import (
     ModelInfo,
     ModelSettings,
     Normalisation,
     StateDict,
     has_placeholder_names,
-    make_imagenet_or_number_names,
+    make_imagenet_or_numeric_class_names,
     match_or_average_channel_values,
 )
 from vitascope.weights.pretrained import (
@@ -79,15 +84,20 @@ def adapt(
     if not isinstance(weights, PretrainedModel):
         weights = read_pretrained_model(fspath(weights), num_heads=settings.pop("num_heads", None), img_size=img_size)
     count = _resolve_num_classes(classes, num_classes)
-    requested = {"img_size": img_size, "patch_size": patch_size, "in_chans": in_chans, "num_classes": count}
-    report = plan_adaptation(weights, **requested)
+    requested: ModelSettings = {
+        "img_size": img_size,
+        "patch_size": patch_size,
+        "in_chans": in_chans,
+        "num_classes": count,
+    }
+    report = make_planned_or_refused_report(weights, **requested)
     if report.refused:
         raise UserError(report.refused)
     old_config = weights.info.model
     config = replace(old_config, **{name: value for name, value in requested.items() if value is not None}, **settings)
     preprocessing = _adapt_preprocessing(weights.info.preparation, config)
-    tensors, changes = _resample_weights(weights, config, preprocessing)
-    dropped, notes, reordered = fit_classifier_to_classes_in_place(
+    tensors, changes = _resample_weights_and_list_changes(weights, config, preprocessing)
+    dropped, notes, reordered = keep_reorder_or_drop_classifier_in_place(
         tensors, weights, config.num_classes, classes, keep_classifier=keep_classifier
     )
     if config.num_heads != old_config.num_heads:
@@ -100,7 +110,7 @@ def adapt(
     return AdaptedModel(_adapt_model_info(weights, config, preprocessing, classes), tensors, report)
 
 
-def _resample_weights(
+def _resample_weights_and_list_changes(
     pretrained: PretrainedModel, config: ModelConfig, preprocessing: Preprocessing
 ) -> tuple[StateDict, list[TensorChange]]:
     """Return the weights for the sizes of `config`, and the changed tensors."""
@@ -135,7 +145,7 @@ def _resample_patch_embedding_in_place(
     weights: StateDict, old_config: ModelConfig, new_config: ModelConfig, changes: list[TensorChange]
 ) -> None:
     if old_config.tokenizer != "patch":
-        return  # plan_adaptation refuses other patch sizes for this tokenizer
+        return  # make_planned_or_refused_report refuses other patch sizes for this tokenizer
     name = "patch_embed.proj.weight"
     filters = weights[name]
     resized = resample_patch_filters(filters, new_config.patch_shape)
@@ -216,25 +226,29 @@ def _adapt_model_info(
     old_names = pretrained.info.classes
     if class_names is None:
         class_names = (
-            old_names if config.num_classes == len(old_names) else make_imagenet_or_number_names(config.num_classes)
+            old_names
+            if config.num_classes == len(old_names)
+            else make_imagenet_or_numeric_class_names(config.num_classes)
         )
     return ModelInfo(config, class_names, preprocessing, (config.in_chans, *config.image_shape), pretrained.info.probe)
 
 
-class ClassifierFit(NamedTuple):
+class ClassifierChange(NamedTuple):
+    """What happened to the classifier; all empty if it is unchanged."""
+
     dropped_names: list[str]  # removed from the weights
     notes: list[str]  # for the user
     changes: list[TensorChange]  # reordered weights
 
 
-def fit_classifier_to_classes_in_place(
+def keep_reorder_or_drop_classifier_in_place(
     weights: StateDict,
     pretrained: PretrainedModel,
     num_classes: int,
     class_names: list[str] | None,
     *,
     keep_classifier: bool = True,
-) -> ClassifierFit:
+) -> ClassifierChange:
     """Drop the classifier from `weights` if it does not fit the classes, or reorder its rows, in place.
 
     `class_names`: the data's class names, None if they are unknown."""
@@ -248,10 +262,10 @@ def fit_classifier_to_classes_in_place(
             weights, f"the weights have {old_num_classes} classes, not {num_classes}", verb
         )
     if not old_num_classes or class_names is None:
-        return ClassifierFit([], [], [])
+        return ClassifierChange([], [], [])
     if pretrained.library != "vitascope" and has_placeholder_names(old_names):
         note = "the classifier was kept; its classes have no names, so the order of the data's classes is assumed"
-        return ClassifierFit([], [note], [])
+        return ClassifierChange([], [note], [])
     if set(old_names) != set(class_names):
         return _drop_classifier_in_place(
             weights, f"the weights' classes are {_list_some(old_names)}; the data's are {_list_some(class_names)}"
@@ -263,12 +277,12 @@ def fit_classifier_to_classes_in_place(
             shape = list(weights[name].shape)
             changes.append(TensorChange(name, shape, shape, "rows reordered to match the data's classes", 0.0))
             weights[name] = weights[name][row_order]
-    return ClassifierFit([], [], changes)
+    return ClassifierChange([], [], changes)
 
 
-def _drop_classifier_in_place(weights: StateDict, reason: str, verb: str = "replaced") -> ClassifierFit:
+def _drop_classifier_in_place(weights: StateDict, reason: str, verb: str = "replaced") -> ClassifierChange:
     names = [name for name in CLASSIFIER_WEIGHT_NAMES if weights.pop(name, None) is not None]
-    return ClassifierFit(names, [f"head {verb}: {reason}"] if names else [], [])
+    return ClassifierChange(names, [f"head {verb}: {reason}"] if names else [], [])
 
 
 def _list_some(class_names: list[str]) -> str:

@@ -62,17 +62,25 @@ class AdaptationReport:
     refused: str | None = None
 
 
-def plan_adaptation(pretrained: PretrainedModel, **requested: Any) -> AdaptationReport:
-    """Return the report before the adaptation; `requested`: new values of ADAPTABLE_SETTINGS.
+def make_planned_or_refused_report(
+    pretrained: PretrainedModel,
+    *,
+    img_size: Size | None = None,
+    patch_size: Size | None = None,
+    in_chans: int | None = None,
+    num_classes: int | None = None,
+) -> AdaptationReport:
+    """Return the report before the adaptation: sizes and costs, without changed weights. None keeps the old value.
 
-    `AdaptationReport.refused` is the reason if the adaptation is not possible."""
+    If the adaptation is not possible, no error is raised: `AdaptationReport.refused` is the reason."""
     old = pretrained.info.model
-    for name in ("img_size", "patch_size"):
-        if requested.get(name) is not None:
-            requested[name] = check_and_convert_size(name, requested[name])
-    new_settings: ModelSettings = {
-        name: getattr(old, name) if requested.get(name) is None else requested[name] for name in ADAPTABLE_SETTINGS
+    sizes = {"img_size": img_size, "patch_size": patch_size}
+    requested: ModelSettings = {
+        name: check_and_convert_size(name, size) for name, size in sizes.items() if size is not None
     }
+    counts = {"in_chans": in_chans, "num_classes": num_classes}
+    requested |= {name: count for name, count in counts.items() if count is not None}
+    new_settings: ModelSettings = {name: requested.get(name, getattr(old, name)) for name in ADAPTABLE_SETTINGS}
     (height, width), (rows, columns) = as_pair(new_settings["img_size"]), as_pair(new_settings["patch_size"])
     grid = (height // rows, width // columns)
     pixel_coverage = grid[0] * rows * grid[1] * columns / (height * width)
@@ -84,7 +92,7 @@ def plan_adaptation(pretrained: PretrainedModel, **requested: Any) -> Adaptation
     return AdaptationReport(
         weights=pretrained.name,
         library=pretrained.library,
-        settings={name: value for name, value in requested.items() if value is not None},
+        settings=requested,
         image_before=list(old.image_shape),
         image_after=[height, width],
         patch_before=list(old.patch_shape),
@@ -127,10 +135,10 @@ def _find_refusal_reason(
         reason += f"there is only one patch{covered}, so attention has no effect"
     else:
         reason += f"{1 - pixel_coverage:.1%} of the pixels would be ignored"
-    return f"{reason}. Choose {_suggest_sizes(old_config, size)}."
+    return f"{reason}. Choose {_format_suggested_sizes(old_config, size)}."
 
 
-def _suggest_sizes(old_config: ModelConfig, img_size: Size) -> str:
+def _format_suggested_sizes(old_config: ModelConfig, img_size: Size) -> str:
     """List settings that work: patch sizes for this image size, or the weights' sizes."""
     height, width = as_pair(img_size)
     sides = [side for side in range(2, min(height, width) // 2 + 1) if height % side == 0 and width % side == 0]

@@ -170,7 +170,7 @@ def build_timm_from_config(config_json: JsonObject, folder: Path, *, plain_vit_o
         not isinstance(name, str) or ":" in name or not timm.is_model(name)
     ):  # hf-hub:… and local-dir:… load other models
         raise UserError(f"{config_path}: timm has no architecture '{name}'. Use a name such as vit_tiny_patch16_224.")
-    settings = _check_timm_model_args(config_json.get("model_args") or {}, config_path, plain_vit_only)
+    settings = _check_and_return_timm_model_args(config_json.get("model_args") or {}, config_path, plain_vit_only)
     try:
         preprocessing = _select_preprocessing_keys(config_json.get("pretrained_cfg") or {})
         settings = {"num_classes": config_json.get("num_classes", 1000)} | settings
@@ -190,7 +190,7 @@ def load_weights_into_timm_model(timm_model: nn.Module, tensors: StateDict, sour
     return timm_model.eval()
 
 
-def _check_timm_model_args(model_args: Any, config_path: Path, plain_vit_only: bool) -> ModelSettings:
+def _check_and_return_timm_model_args(model_args: Any, config_path: Path, plain_vit_only: bool) -> ModelSettings:
     from timm.models._builder import build_model_with_cfg
     from timm.models._factory import create_model
     from timm.models.vision_transformer import VisionTransformer

@@ -91,7 +91,7 @@ def match_or_average_channel_values(channel_values: Sequence[float], num_channel
     return values if len(values) == num_channels else (sum(values) / len(values),) * num_channels
 
 
-def make_imagenet_or_number_names(num_classes: int) -> list[str]:
+def make_imagenet_or_numeric_class_names(num_classes: int) -> list[str]:
     """Return ImageNet's class names for 1000 classes, else numbers."""
     if num_classes != 1000:
         return [str(index) for index in range(num_classes)]

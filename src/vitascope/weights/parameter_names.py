@@ -100,7 +100,7 @@ def convert_weights_to_timm_format(tensors: StateDict, source_name: str) -> Rena
     notes = (
         _convert_registers_in_place_and_describe(weights),
         _convert_distillation_token_in_place_and_describe(weights),
-        _drop_wide_classifier_and_describe(weights, dropped),
+        _drop_wide_classifier_in_place_and_describe(weights, dropped),
     )
     return RenamedWeights(library, weights, dropped, [note for note in notes if note], settings)
 
@@ -160,7 +160,7 @@ def _convert_distillation_token_in_place_and_describe(weights: StateDict) -> Not
     return "DeiT's distillation token became a register token; predictions use only the class token's head"
 
 
-def _drop_wide_classifier_and_describe(weights: StateDict, dropped_names: list[str]) -> Note | None:
+def _drop_wide_classifier_in_place_and_describe(weights: StateDict, dropped_names: list[str]) -> Note | None:
     """Drop the classifier of transformers' DINOv2: its input is the class token and the mean of the patches."""
     head, width = weights.get("head.weight"), weights["patch_embed.proj.weight"].shape[0]
     if head is None or head.shape[1] == width:

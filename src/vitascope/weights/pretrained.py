@@ -29,7 +29,7 @@ from vitascope.weights.model_info import (
     StateDict,
     WeightsMetadata,
     get_default_normalisation,
-    make_imagenet_or_number_names,
+    make_imagenet_or_numeric_class_names,
     make_names_unique,
 )
 from vitascope.weights.parameter_names import convert_weights_to_timm_format
@@ -173,7 +173,7 @@ def complete_model_info_and_add_assumptions(
         else None
     )
     if classes is None:
-        classes = make_imagenet_or_number_names(config.num_classes)
+        classes = make_imagenet_or_numeric_class_names(config.num_classes)
         if config.num_classes == 1000:
             assumptions.append(IMAGENET_CLASSES)
     stored = (config.in_chans, *config.image_shape)

@@ -52,7 +52,7 @@ def sum_or_repeat_filter_channels(filters: Tensor, num_channels: int) -> Tensor:
     """Sum the filters over the channels for one channel. Otherwise repeat them in order, scaled by old/new, as in timm.
 
     An image with equal channels keeps its output if the new number is a multiple of the old one (1 → 3, 3 → 6).
-    `compute_channel_error` measures the error otherwise."""
+    `compute_channel_adaptation_error` measures the error otherwise."""
     old_channels = filters.shape[1]
     if old_channels == num_channels:
         return filters

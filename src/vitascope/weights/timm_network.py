@@ -1,4 +1,4 @@
-"""Read a timm network that is not a plain ViT, such as a CNN: it is used unchanged."""
+"""Read a timm network that is not a plain ViT, such as a CNN. It is not converted to Vitascope's model."""
 
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -18,7 +18,11 @@ from vitascope.weights.folders import (
     load_weights_into_timm_model,
     read_config_json_or_empty,
 )
-from vitascope.weights.model_info import JsonObject, make_imagenet_or_number_names, match_or_average_channel_values
+from vitascope.weights.model_info import (
+    JsonObject,
+    make_imagenet_or_numeric_class_names,
+    match_or_average_channel_values,
+)
 from vitascope.weights.pretrained import PretrainedModel, convert_and_verify_timm_model, read_pretrained_model
 
 
@@ -29,7 +33,7 @@ class TimmNetwork(NamedTuple):
     preprocessing: Preprocessing
     classes: list[str]
     has_assumed_classes: bool  # no names are stored
-    reason: str  # why Vitascope's model is not used
+    why_not_converted: str  # why Vitascope's model is not used
 
 
 def read_pretrained_model_or_timm_network(model_ref: str) -> PretrainedModel | TimmNetwork:
@@ -39,7 +43,7 @@ def read_pretrained_model_or_timm_network(model_ref: str) -> PretrainedModel | T
         try:
             return convert_and_verify_timm_model(model_ref, timm_model)
         except UserError as error:
-            return describe_timm_network(timm_model, None, str(error))
+            return make_timm_network_in_eval_mode(timm_model, None, str(error))
     try:
         return read_pretrained_model(model_ref)
     except UserError as error:
@@ -51,13 +55,15 @@ def read_pretrained_model_or_timm_network(model_ref: str) -> PretrainedModel | T
         return _read_timm_folder(folder.expanduser(), config_json, str(error))
 
 
-def _read_timm_folder(folder: Path, config_json: JsonObject, reason: str) -> TimmNetwork:
+def _read_timm_folder(folder: Path, config_json: JsonObject, why_not_converted: str) -> TimmNetwork:
     tensors = read_float32_weights_and_extra_names(find_weights_file(folder)).tensors
     timm_model = load_weights_into_timm_model(build_timm_from_config(config_json, folder), tensors, str(folder))
-    return describe_timm_network(timm_model, config_json.get("label_names"), reason)
+    return make_timm_network_in_eval_mode(timm_model, config_json.get("label_names"), why_not_converted)
 
 
-def describe_timm_network(timm_model: nn.Module, class_names: list[str] | None, reason: str) -> TimmNetwork:
+def make_timm_network_in_eval_mode(
+    timm_model: nn.Module, class_names: list[str] | None, why_not_converted: str
+) -> TimmNetwork:
     """Read preprocessing and classes of a timm model. Channels and image size come from the network itself."""
     from timm.data.config import resolve_model_data_config
 
@@ -70,6 +76,6 @@ def describe_timm_network(timm_model: nn.Module, class_names: list[str] | None, 
     if class_names is not None and len(class_names) == num_classes == len(set(class_names)):
         classes, has_assumed_classes = class_names, False
     else:
-        classes, has_assumed_classes = make_imagenet_or_number_names(num_classes), True
+        classes, has_assumed_classes = make_imagenet_or_numeric_class_names(num_classes), True
     preprocessing = Preprocessing((int(size[0]), int(size[1])), mean, std)
-    return TimmNetwork(timm_model.eval(), preprocessing, classes, has_assumed_classes, reason)
+    return TimmNetwork(timm_model.eval(), preprocessing, classes, has_assumed_classes, why_not_converted)

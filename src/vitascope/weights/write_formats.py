@@ -119,7 +119,7 @@ def check_timm_support(config: ModelConfig) -> None:
     in_use |= {f"positions={config.positions}": config.positions not in ("learned", "none")}
     in_use |= {"norm=none": config.norm == "none", "output_projection=false": not config.output_projection}
     in_use |= {"init_values=0": config.init_values == 0}  # timm reads 0 as no LayerScale
-    in_use |= _flag_vitascope_only_settings(config)
+    in_use |= _flag_vitascope_only_settings_in_use(config)
     _raise_if_unsupported("timm's VisionTransformer does not support", in_use)
 
 
@@ -139,11 +139,11 @@ def check_transformers_support(config: ModelConfig) -> None:
         "non-square images or patches": config.grid[0] != config.grid[1]
         or config.patch_shape[0] != config.patch_shape[1],
     }
-    in_use |= _flag_vitascope_only_settings(config)
+    in_use |= _flag_vitascope_only_settings_in_use(config)
     _raise_if_unsupported("transformers' ViT does not support", in_use)
 
 
-def _flag_vitascope_only_settings(config: ModelConfig) -> dict[str, bool]:
+def _flag_vitascope_only_settings_in_use(config: ModelConfig) -> dict[str, bool]:
     """Return for each setting that neither timm nor transformers support whether it is in use."""
     in_use = {
         f"{name}={getattr(config, name)}": getattr(config, name) != default

@@ -19,6 +19,7 @@ from vitascope.data.dataset import Dataset, DataSource, ImageFiles, ImageSize, L
 from vitascope.data.decoding import (
     MAX_INLINE_BYTES,
     ImageFormat,
+    UnreadableByIndex,
     UnreadableImage,
     convert_to_8bit_opaque,
     crop_and_resize_pil_image_to_array,
@@ -28,7 +29,7 @@ from vitascope.data.sources.folder_dataset import (
     FolderDataset,
     decode_files_or_raise,
     fits_into_memory,
-    load_or_scan_folder,
+    load_cached_or_compute_folder_scan,
 )
 from vitascope.errors import UserError, format_count
 
@@ -82,19 +83,19 @@ class ImageFolderReader:
         image_files = ImageFiles(paths, sizes, str(folder), self.config.fingerprint == "contents")
         if fits_into_memory(len(files), self.image_format, self.config.memory):
             decoded = decode_files_or_raise(paths, self.image_format, use_workers=sum(sizes) > MAX_INLINE_BYTES)
-            readable = self._record_unreadable_and_list_readable(paths, decoded.unreadable)
+            readable = self._record_unreadable_and_get_readable_indices(paths, decoded.unreadable)
             dataset: Dataset = MemoryDataset(torch.from_numpy(decoded.pixels), labels, self.class_names, image_files)
             dataset = dataset if len(readable) == len(files) else dataset.select(readable)
         else:
-            scan = load_or_scan_folder(image_files, labels, self.image_format)
-            readable = self._record_unreadable_and_list_readable(paths, scan.unreadable)
+            scan = load_cached_or_compute_folder_scan(image_files, labels, self.image_format)
+            readable = self._record_unreadable_and_get_readable_indices(paths, scan.unreadable)
             selected_files = image_files.select(readable.tolist())
             dataset = FolderDataset(selected_files, labels[readable], self.class_names, self.image_format)
             dataset.histogram = scan.histogram
         _check_no_empty_class(folder, self.class_names, dataset.labels)
         return dataset
 
-    def _record_unreadable_and_list_readable(self, paths: list[str], unreadable: dict[int, UnreadableImage]) -> Tensor:
+    def _record_unreadable_and_get_readable_indices(self, paths: list[str], unreadable: UnreadableByIndex) -> Tensor:
         """Record the files that cannot be read, or raise an error if `strict`. Return the indices of the others."""
         if unreadable and self.config.strict:
             index, error = next(iter(unreadable.items()))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitascope.data.data_root import get_cache_folder, try_write_cache_file
 from vitascope.data.dataset import Dataset, ImageFiles, ImageShape, Indices, Labels, UInt8Images
-from vitascope.data.decoding import DecodedFiles, ImageFormat, UnreadableImage, decode_files
+from vitascope.data.decoding import DecodedFiles, ImageFormat, UnreadableByIndex, UnreadableImage, decode_files
 from vitascope.data.pixel_statistics import count_pixel_values
 from vitascope.errors import UserError
 
@@ -57,10 +57,10 @@ class FolderDataset(Dataset):
     def count_pixel_values(self) -> Tensor:
         """Count pixel values. Of a large part of a data set, only the images that are left out are decoded."""
         if self.histogram is None:
-            self.histogram = self._count_by_difference_from_parent()
+            self.histogram = self._count_pixel_values_by_difference_from_parent()
         return self.histogram
 
-    def _count_by_difference_from_parent(self) -> Tensor:
+    def _count_pixel_values_by_difference_from_parent(self) -> Tensor:
         if self.parent is None or 2 * len(self) < len(self.parent):
             return super().count_pixel_values()
         left_out = sorted(set(range(len(self.parent))) - set(self.positions))
@@ -73,11 +73,11 @@ class FolderDataset(Dataset):
 class FolderScan(NamedTuple):
     """The files that cannot be read, by index, and the counts of the pixel values of all others."""
 
-    unreadable: dict[int, UnreadableImage]
+    unreadable: UnreadableByIndex
     histogram: Tensor
 
 
-def load_or_scan_folder(files: ImageFiles, labels: Labels, image_format: ImageFormat) -> FolderScan:
+def load_cached_or_compute_folder_scan(files: ImageFiles, labels: Labels, image_format: ImageFormat) -> FolderScan:
     """Decode all files once and keep the result on disk; load it if the same files were scanned before."""
     key = hashlib.blake2b(files.compute_fingerprint(labels, image_format).encode(), digest_size=8)
     cache_path = get_cache_folder() / "folders" / f"{key.hexdigest()}.json"
@@ -93,7 +93,7 @@ def load_or_scan_folder(files: ImageFiles, labels: Labels, image_format: ImageFo
 
 
 def _scan_folder(files: ImageFiles, image_format: ImageFormat) -> FolderScan:
-    unreadable: dict[int, UnreadableImage] = {}
+    unreadable: UnreadableByIndex = {}
     histogram = torch.zeros(image_format.channels, 256, dtype=torch.long)
     for start in range(0, len(files.paths), SCAN_BATCH_SIZE):
         decoded = decode_files_or_raise(files.paths[start : start + SCAN_BATCH_SIZE], image_format, use_workers=True)
@@ -114,11 +114,11 @@ def decode_files_or_raise(paths: list[str], image_format: ImageFormat, *, use_wo
 
 def fits_into_memory(num_images: int, image_format: ImageFormat, max_gibibytes: float | None) -> bool:
     """Return whether the decoded images need at most `max_gibibytes`; None: half of the free memory."""
-    limit = MEMORY_FRACTION * _get_free_memory() if max_gibibytes is None else max_gibibytes * GIBIBYTE
+    limit = MEMORY_FRACTION * _get_free_memory_bytes() if max_gibibytes is None else max_gibibytes * GIBIBYTE
     return num_images * image_format.channels * image_format.rows * image_format.columns <= limit
 
 
-def _get_free_memory() -> int:
+def _get_free_memory_bytes() -> int:
     """Return the bytes of memory that programs can still get."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

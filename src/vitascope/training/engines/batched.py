@@ -6,8 +6,7 @@ shapes. All weights of all models are stored in one table (model × weight), and
 Each model keeps its own images, order, random draws, learning rates and EMA. On a GPU the step is a CUDA graph.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +14,14 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from vitascope.data.sampling import RandomDraws
-from vitascope.kernels.cuda_graph import make_repeated_call, warm_up_and_record_cuda_graph
+from vitascope.kernels.cuda_graph import make_repeated_call, restore_tensors_on_exit, warm_up_and_record_cuda_graph
 from vitascope.training.engines.batchable import check_batchable, set_batchable_attention_kernels
 from vitascope.training.engines.batched_inputs import (
     BatchedInputs,
     flatten_draws,
     make_batched_preprocessing,
     make_unmixed_targets,
-    mix_batches,
+    mix_batch_of_each_model,
     stack_splits,
 )
 from vitascope.training.engines.cuda_graph import WARM_UP_STEPS
@@ -47,7 +46,7 @@ class BatchedTraining:
         self.train_config, self.device = self.first_state.recipe.train, self.first_state.hardware.device
         self.batch_size, self.steps_per_epoch = self.first_state.batch_size, self.first_state.steps_per_epoch
         set_batchable_attention_kernels(self.first_state)
-        self._build_weight_table()
+        self._build_weight_and_optimizer_tables()
         self.images, self.labels = stack_splits([state.data.train for state in states], self.device)
         splits = [state.data.validation for state in states]
         has_validation = all(splits)
@@ -59,22 +58,25 @@ class BatchedTraining:
             self.weight_table.new_tensor([getattr(state.recipe.train, name) for state in states])[:, None]
             for name in ("lr", "muon_lr", "weight_decay")
         )
-        rows = [self._compute_schedule_values(step) for step in range(self.first_state.total_steps + WARM_UP_STEPS)]
+        rows = [
+            self._compute_schedule_and_bias_corrections(step)
+            for step in range(self.first_state.total_steps + WARM_UP_STEPS)
+        ]
         self.schedule_tables = {name: self.weight_table.new_tensor([row[name] for row in rows]) for name in rows[0]}
         self.step_in_epoch, self.step_in_run = (torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(2))
         self.metric_sums = self.weight_table.new_zeros(2, self.num_models)  # loss and accuracy, summed over an epoch
         hardware = self.first_state.hardware
         self.augment_batch, self.compute_losses_and_accuracies = (
-            hardware.compile(self._augment_batch),
+            hardware.compile(self._augment_and_mix_batches),
             hardware.compile(self._compute_losses_and_accuracies),
         )
-        self.update_weights = hardware.compile(self._update_weights)
-        self.planner = EpochPlanner(self._make_epoch_plan, self.train_config.epochs)
+        self.update_weights = hardware.compile(self._clip_and_update_weights_and_ema)
+        self.planner = EpochPlanner(self._stack_epoch_plans_of_all_models, self.train_config.epochs)
         self.image_order: Tensor | None = None
         self.draws: RandomDraws = {}
         self.cuda_graph: torch.cuda.CUDAGraph | None = None
 
-    def _build_weight_table(self) -> None:
+    def _build_weight_and_optimizer_tables(self) -> None:
         """Store all weights in one table, those of Muon last. The parameters are views of it."""
         named = dict(self.first_state.model.named_parameters())
         uses_muon = self.train_config.optimizer == "muon"
@@ -86,11 +88,12 @@ class BatchedTraining:
         self.weight_table = torch.stack(rows)
         self.param_names, self.param_shapes, self.param_sizes = names, [named[name].shape for name in names], sizes
         self.weights = {
-            name: view.detach().requires_grad_() for name, view in self._view_as_params(self.weight_table).items()
+            name: view.detach().requires_grad_()
+            for name, view in self._split_table_into_param_views(self.weight_table).items()
         }
         self.ema_table = self.weight_table.clone() if self.train_config.ema else None
         self.num_adamw_weights = sum(size for name, size in zip(names, sizes, strict=True) if name not in muon_names)
-        self.muon_param_names, self.autocast_param_names = muon_names, self._list_autocast_params()
+        self.muon_param_names, self.autocast_param_names = muon_names, self._list_autocast_param_names()
         decayed = [
             torch.full((size,), has_weight_decay(name, named[name])) for name, size in zip(names, sizes, strict=True)
         ]
@@ -100,7 +103,7 @@ class BatchedTraining:
             torch.zeros_like(self.weight_table[:, : self.num_adamw_weights]),
         )
 
-    def _list_autocast_params(self) -> list[str]:
+    def _list_autocast_param_names(self) -> list[str]:
         """Return the parameters to convert to the autocast dtype. Under vmap, autocast leaves biases in float32."""
         modules = self.first_state.model.named_modules()
         layers = [(name, module) for name, module in modules if isinstance(module, nn.Linear | nn.Conv2d)]
@@ -130,7 +133,7 @@ class BatchedTraining:
             if state.ema and self.ema_table is not None:
                 pairs.append((state.ema.model, self.ema_table))
             for model, table in pairs:
-                params = self._view_as_params(table[index : index + 1])
+                params = self._split_table_into_param_views(table[index : index + 1])
                 model.load_state_dict({name: weight[0] for name, weight in params.items()}, strict=False)
 
     @torch.no_grad()
@@ -139,24 +142,24 @@ class BatchedTraining:
         if self.validation_set is None:
             return [{} for _ in self.states]
         images, labels = self.validation_set
-        weights = self._view_as_params(self.weight_table if self.ema_table is None else self.ema_table)
+        weights = self._split_table_into_param_views(self.weight_table if self.ema_table is None else self.ema_table)
         chunk_size = max(1, MAX_SCORED_TOKENS // self.first_state.recipe.model.num_tokens // self.num_models)
         parts = []
         for part in images.split(chunk_size, dim=1):
             pixels = self.preprocessing(part.flatten(0, 1)).unflatten(0, part.shape[:2]).to(self.weight_table.dtype)
-            parts.append(self._compute_logits(weights, pixels).float())
+            parts.append(self._compute_logits_of_all_models(weights, pixels).float())
         logits = torch.cat(parts, dim=1)
         losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none").mean(1).tolist()
         accuracies = (logits.argmax(-1) == labels).double().mean(1).tolist()
         return [{"val_loss": loss, "val_accuracy": accuracy} for loss, accuracy in zip(losses, accuracies, strict=True)]
 
-    def _compute_schedule_values(self, step: int) -> dict[str, float]:
+    def _compute_schedule_and_bias_corrections(self, step: int) -> dict[str, float]:
         """Return the schedule values and AdamW's bias corrections of a step."""
         beta1, beta2 = self.train_config.betas
         corrections = {"beta1_correction": 1 - beta1 ** (step + 1), "beta2_correction": 1 - beta2 ** (step + 1)}
         return compute_schedule_values(step, self.first_state.total_steps, self.first_state.recipe) | corrections
 
-    def _view_as_params(self, weight_table: Tensor) -> dict[str, Tensor]:
+    def _split_table_into_param_views(self, weight_table: Tensor) -> dict[str, Tensor]:
         """Return views of a table by parameter name, each model × the parameter's shape."""
         parts = zip(self.param_names, weight_table.split(self.param_sizes, dim=1), self.param_shapes, strict=True)
         return {name: part.unflatten(1, shape) for name, part, shape in parts}
@@ -176,7 +179,7 @@ class BatchedTraining:
         self.step_in_run.fill_(epoch * self.steps_per_epoch)
         self.metric_sums.zero_()
 
-    def _make_epoch_plan(self, epoch: int) -> EpochPlan:
+    def _stack_epoch_plans_of_all_models(self, epoch: int) -> EpochPlan:
         """Return the plans of all models in one, step × model × image (…)."""
         plans = [make_epoch_plan(state, epoch) for state in self.states]
         draws = {name: torch.stack([plan.draws[name] for plan in plans], dim=1) for name in plans[0].draws}
@@ -193,21 +196,11 @@ class BatchedTraining:
         self.step_in_epoch.zero_()
         self._run_step()
 
-    @contextmanager
-    def _restore_state_on_exit(self) -> Iterator[None]:
-        changing = [
-            self.weight_table,
-            self.momentum_table,
-            self.squared_gradient_table,
-            self.metric_sums,
-            self.step_in_epoch,
-            self.step_in_run,
-        ]
-        changing += [] if self.ema_table is None else [self.ema_table]
-        before = [tensor.clone() for tensor in changing]
-        yield
-        for tensor, old in zip(changing, before, strict=True):
-            tensor.copy_(old)
+    def _restore_state_on_exit(self) -> AbstractContextManager[None]:
+        """Return a context that undoes the steps inside it."""
+        tables = [self.weight_table, self.momentum_table, self.squared_gradient_table]
+        tables += [] if self.ema_table is None else [self.ema_table]
+        return restore_tensors_on_exit([*tables, self.metric_sums, self.step_in_epoch, self.step_in_run])
 
     def _run_step(self) -> None:
         if self.image_order is None:
@@ -223,13 +216,13 @@ class BatchedTraining:
         self.step_in_epoch.add_(1)
         self.step_in_run.add_(1)
 
-    def _augment_batch(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> BatchedInputs:
+    def _augment_and_mix_batches(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> BatchedInputs:
         """Augment and mix a batch of every model, model × image (…). Only mixing depends on the model of an image."""
         first, dtype = self.first_state, self.weight_table.dtype
         pixels = self.preprocessing.augment(images.flatten(0, 1), flatten_draws(draws), first.recipe.data.augment)
         pixels = pixels.unflatten(0, images.shape[:2])
         if "mix" in draws:
-            pixels, target = mix_batches(pixels, labels, draws["mix"], dtype)
+            pixels, target = mix_batch_of_each_model(pixels, labels, draws["mix"], dtype)
         else:
             target = make_unmixed_targets(labels)
         probabilities = target.compute_probabilities(len(first.data.classes)).unflatten(0, labels.shape)
@@ -239,13 +232,14 @@ class BatchedTraining:
         self, weights: dict[str, Tensor], images: Tensor, target_probabilities: Tensor, target_labels: Tensor
     ) -> LossAndAccuracy:
         """Return the loss and the accuracy of each model on its batch."""
-        logits = self._compute_logits(weights, images)
+        logits = self._compute_logits_of_all_models(weights, images)
         losses = vmap(
             lambda own_logits, target: soft_cross_entropy(own_logits, target, self.train_config.label_smoothing)
         )(logits, target_probabilities)
         return LossAndAccuracy(losses, (logits.detach().argmax(-1) == target_labels).float().mean(1))
 
-    def _compute_logits(self, weights: dict[str, Tensor], images: Tensor) -> Tensor:
+    def _compute_logits_of_all_models(self, weights: dict[str, Tensor], images: Tensor) -> Tensor:
+        """Return each model's logits for its own images, model × image × class."""
         hardware = self.first_state.hardware
         if hardware.precision != "float32":
             weights = weights | {name: weights[name].to(hardware.dtype) for name in self.autocast_param_names}
@@ -255,19 +249,20 @@ class BatchedTraining:
             )
 
     @torch.no_grad()
-    def _update_weights(self, gradients: list[Tensor]) -> None:
+    def _clip_and_update_weights_and_ema(self, gradients: list[Tensor]) -> None:
+        """Apply the gradients, one tensor per parameter (model × shape), to all models in the table."""
         gradient = torch.cat([part.flatten(1) for part in gradients], dim=1)
         schedule = {name: values.index_select(0, self.step_in_run) for name, values in self.schedule_tables.items()}
         if self.train_config.clip_grad:  # by the norm of each model's gradient
             norm = gradient.norm(dim=1, keepdim=True)
             gradient = gradient * (self.train_config.clip_grad / (norm + 1e-6)).clamp(max=1.0)
-        self._apply_adamw(gradient[:, : self.num_adamw_weights], schedule)
+        self._update_weights_by_adamw(gradient[:, : self.num_adamw_weights], schedule)
         if self.muon_param_names:
-            self._apply_muon(gradient[:, self.num_adamw_weights :], schedule["lr_factor"])
+            self._update_weights_by_muon(gradient[:, self.num_adamw_weights :], schedule["lr_factor"])
         if self.ema_table is not None:
             self.ema_table.lerp_(self.weight_table, 1 - schedule["ema_decay"])
 
-    def _apply_adamw(self, gradient: Tensor, schedule: dict[str, Tensor]) -> None:
+    def _update_weights_by_adamw(self, gradient_table: Tensor, schedule: dict[str, Tensor]) -> None:
         """Apply AdamW (Loshchilov & Hutter 2019) with a learning rate and a weight decay per model."""
         beta1, beta2 = self.train_config.betas
         weight, moment, lr = (
@@ -276,19 +271,19 @@ class BatchedTraining:
             self.lr * schedule["lr_factor"],
         )
         weight.mul_(1 - lr * self.weight_decay * self.decay_mask[: self.num_adamw_weights])
-        moment.lerp_(gradient, 1 - beta1)
-        self.squared_gradient_table.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        moment.lerp_(gradient_table, 1 - beta1)
+        self.squared_gradient_table.mul_(beta2).addcmul_(gradient_table, gradient_table, value=1 - beta2)
         scale = (self.squared_gradient_table / schedule["beta2_correction"]).sqrt() + ADAMW_EPS
         weight.sub_(lr / schedule["beta1_correction"] * moment / scale)
 
-    def _apply_muon(self, gradient: Tensor, lr_factor: Tensor) -> None:
-        """Apply Muon to all block matrices of all models, batched by shape."""
+    def _update_weights_by_muon(self, gradient_table: Tensor, lr_factor: Tensor) -> None:
+        """Apply Muon to all block matrices of all models, batched by shape. `gradient_table`: model × weight."""
         moment, weight = (
             self.momentum_table[:, self.num_adamw_weights :],
             self.weight_table[:, self.num_adamw_weights :],
         )
-        moment.lerp_(gradient, 1 - self.train_config.momentum)
-        nesterov = torch.lerp(gradient, moment, self.train_config.momentum)
+        moment.lerp_(gradient_table, 1 - self.train_config.momentum)
+        nesterov = torch.lerp(gradient_table, moment, self.train_config.momentum)
         count = len(self.muon_param_names)
         matrices = zip(nesterov.split(self.param_sizes[-count:], dim=1), self.param_shapes[-count:], strict=True)
         stacks = [update.unflatten(1, shape) for update, shape in matrices]

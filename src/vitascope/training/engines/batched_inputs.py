@@ -61,11 +61,13 @@ def stack_splits(splits: list[Dataset], device: str) -> StackedSplit:
     return StackedSplit(images, torch.stack([split.labels for split in splits]).to(device))
 
 
-def mix_batches(images: Tensor, labels: Tensor, mix_draws: Tensor, dtype: torch.dtype) -> tuple[Tensor, MixedLabels]:
+def mix_batch_of_each_model(
+    images: Tensor, labels: Tensor, mix_draws: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, MixedLabels]:
     """Apply mixup or CutMix within each model's batch. The mixed labels of all models are flattened into one axis.
 
     `dtype`: of the mixing weights."""
-    mixed_images, own_labels, partner_labels, lam = vmap(_mix_batch)(images, labels, mix_draws)
+    mixed_images, own_labels, partner_labels, lam = vmap(_mix_batch_for_vmap)(images, labels, mix_draws)
     return mixed_images, MixedLabels(own_labels.flatten(), partner_labels.flatten(), lam.flatten().to(dtype))
 
 
@@ -74,7 +76,7 @@ def make_unmixed_targets(labels: Tensor) -> MixedLabels:
     return make_unmixed_labels(labels.flatten())
 
 
-def _mix_batch(images: Tensor, labels: Tensor, mix_draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _mix_batch_for_vmap(images: Tensor, labels: Tensor, mix_draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mix one model's batch. The fields of MixedLabels are returned one by one, because vmap accepts only tensors."""
     mixed_images, target = apply_mixup_or_cutmix(images, labels, mix_draws)
     return mixed_images, target.labels, target.partner_labels, target.lam

@@ -47,7 +47,7 @@ class CudaGraphEngine:
         plan = self.loader.get_plan_and_start_next(epoch)
         self._copy_plan_into_graph_tensors(plan)
         if not self.graphs:
-            self._capture_all_phases(epoch, plan)
+            self._capture_all_phases_and_restore_state(epoch, plan)
         self.phase = self.state.objective.get_phase(epoch)
         self.loader.start_prefetching(plan.image_order)  # not before: allocating memory would disturb the capture
         self.step_in_epoch.zero_()
@@ -79,7 +79,7 @@ class CudaGraphEngine:
         for name, draw in plan.draws.items():
             self.plan.draws[name].copy_(draw, non_blocking=True)
 
-    def _capture_all_phases(self, epoch: int, plan: EpochPlan) -> None:
+    def _capture_all_phases_and_restore_state(self, epoch: int, plan: EpochPlan) -> None:
         """Capture the steps of all remaining phases, the current phase last, and undo the warm-up steps."""
         if self.loader.prefetcher is not None:
             self.image_buffer.copy_(self.loader.prefetcher.fetch(plan.image_order[0]))

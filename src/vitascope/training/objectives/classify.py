@@ -157,7 +157,9 @@ class Teacher:
     @torch.no_grad()
     def __call__(self, images: Images) -> Logits:
         with torch.autocast(images.device.type, enabled=False) if self.uses_float32 else nullcontext():
-            logits = self.network(self.student_preprocessing.convert_preprocessed(self.teacher_preprocessing, images))
+            logits = self.network(
+                self.student_preprocessing.convert_preprocessed_to(self.teacher_preprocessing, images)
+            )
         return logits if self.class_order is None else logits[:, self._class_order_tensor]
 
     @cached_property
@@ -178,7 +180,7 @@ def open_teacher_for_classes(
         teacher = open_model(model_ref)
     except UserError as error:
         raise UserError(f"train.distill={model_ref}: {error}") from error
-    order = _match_class_order(model_ref, teacher, class_names, has_class_names)
+    order = _find_teacher_class_indices(model_ref, teacher, class_names, has_class_names)
     _check_teacher_forward_pass(model_ref, teacher)
     module = teacher.model.to(hardware.device)
     forward = hardware.compile(module)
@@ -225,7 +227,7 @@ def _compute_weights_fingerprint(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _match_class_order(
+def _find_teacher_class_indices(
     model_ref: str, teacher: Classifier, class_names: list[str], has_class_names: bool
 ) -> list[int] | None:
     """Match classes by name if both have names. Otherwise an equal number of classes is taken as the same classes."""

@@ -217,8 +217,8 @@ class Dino(SelfSupervised):
         return *crops, *(draw for name, draw in draws.items() if name.endswith("/depth"))
 
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
-        num_views = len(self.view_policies)
-        crops, depth_noise = batch[:num_views], batch[num_views:]
+        """Return loss and metrics, and add the teacher's mean output to `heads.seen`, for `update_teacher`."""
+        crops, depth_noise = batch[: len(self.view_policies)], batch[len(self.view_policies) :]
         global_crops, local_crops = torch.cat(crops[:NUM_GLOBAL_CROPS]), _concat_or_none(crops[NUM_GLOBAL_CROPS:])
         global_noise = _concat_or_none(depth_noise[:NUM_GLOBAL_CROPS])
         local_noise = _concat_or_none(depth_noise[NUM_GLOBAL_CROPS:])
@@ -226,7 +226,7 @@ class Dino(SelfSupervised):
             student = self.student_network(global_crops, local_crops, global_noise, local_noise)
             with torch.no_grad():
                 teacher = self.teacher_network(global_crops)
-        student = student.unflatten(0, (num_views, -1))
+        student = student.unflatten(0, (len(crops), -1))
         teacher = teacher.unflatten(0, (NUM_GLOBAL_CROPS, -1)).float()
         self.heads.seen.add_(teacher.mean((0, 1)) * (len(batch[0]) / self.state.batch_size))
         temperatures = (self.config.student_temperature, schedule["teacher_temperature"])

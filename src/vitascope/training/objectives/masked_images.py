@@ -1,4 +1,4 @@
-"""What the objectives that reconstruct hidden patches share: checks, augmentation, random patches, figures."""
+"""Base class of the objectives that reconstruct hidden patches (MAE, SimMIM): checks, augmentation, masks, figures."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -105,7 +105,7 @@ class MaskedImageModelling(SelfSupervised):
         images = data.preprocessing(split.images.to(self.state.hardware.device))
         rows = [
             data.preprocessing.denormalize(part).permute(0, 2, 3, 1).cpu().numpy()
-            for part in self.reconstruct_images(images)
+            for part in self.reconstruct_images_with_fixed_masks(images)
         ]
         make_folder(run_folder / FIGURE_FOLDER)
         save_mosaic(rows, run_folder / FIGURE_FOLDER / f"epoch-{epoch:04d}.png")
@@ -114,7 +114,7 @@ class MaskedImageModelling(SelfSupervised):
             save_figure(gallery, run_folder / "reconstructions.png")
 
     @torch.no_grad()
-    def reconstruct_images(self, images: Images) -> ReconstructionImages:
+    def reconstruct_images_with_fixed_masks(self, images: Images) -> ReconstructionImages:
         """Hide random patches, always the same, and reconstruct them."""
         config, modules = self.state.model.config, (self.state.model, self.extra_module)
         noise = torch.rand((len(images), self.num_masked_units), generator=torch.Generator().manual_seed(0))

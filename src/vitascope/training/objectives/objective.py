@@ -134,7 +134,10 @@ class Objective:
         raise NotImplementedError
 
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
-        """Return the training loss and the metrics to log (`metric_names`), each averaged over the batch."""
+        """Return the training loss and the metrics to log (`metric_names`), each averaged over the batch.
+
+        It is called once per training step and part of the batch. It may collect statistics that `update_teacher`
+        uses, such as the mean of DINO's teacher."""
         raise NotImplementedError
 
     def adjust_gradients(self, schedule: ScheduleValues) -> None:

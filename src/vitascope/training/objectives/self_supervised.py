@@ -1,4 +1,4 @@
-"""What the objectives without labels share: checks, augmentation, evaluation of the features, collapse."""
+"""Base class of the objectives without labels: checks, augmentation, evaluation of features, detection of collapse."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING

@@ -135,12 +135,12 @@ class SimMim(MaskedImageModelling):
 
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
         images, noise, *depth_noise = batch
-        mask = self.make_mask(noise)
+        mask = self.make_patch_mask(noise)
         with self.state.hardware.autocast():
             predicted = self.compiled_pixel_model(images, mask, *depth_noise)
         return {"train_loss": simmim_loss(predicted, patchify(images, self.state.model.config.patch_size), mask)}
 
-    def make_mask(self, noise: BlockNoise) -> PatchMask:
+    def make_patch_mask(self, noise: BlockNoise) -> PatchMask:
         """Mask the blocks with the most noise. `noise`: a random number per block."""
         block_ranks = select_visible_and_restore_indices(noise, self.num_visible).restore_indices
         return expand_block_mask(block_ranks >= self.num_visible, self.block_grid, self.config.block_size)
@@ -149,5 +149,5 @@ class SimMim(MaskedImageModelling):
         return CAPTION.format(1 - self.num_visible / self.num_masked_units)
 
     def predict_pixels(self, images: Images, noise: BlockNoise) -> Reconstruction:
-        mask = self.make_mask(noise)
+        mask = self.make_patch_mask(noise)
         return Reconstruction(self.pixel_model(images, mask), mask)

@@ -20,7 +20,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig, extra_module: nn.Modu
     """Create the optimizers that train.optimizer names, for all trainable parameters.
 
     A group's `scale` is its learning rate factor. `decayed`: its weight decay changes from step to step and is applied
-    by `apply_weight_decay`."""
+    by `apply_scheduled_weight_decay`."""
     depth = 1 + max(
         (int(name.split(".")[1]) for name, _ in model.named_parameters() if name[:7] == "blocks."), default=0
     )

@@ -55,7 +55,7 @@ class Muon(Optimizer):
         groups = [(group, weights) for group, weights in groups if weights]
         updates, parts = [], []
         for group, weights in groups:
-            updates += self._update_nesterov_momentum(weights, group["momentum"])
+            updates += self._update_momentum_and_compute_nesterov_updates(weights, group["momentum"])
             parts += [group["parts"]] * len(weights)
         steps = iter(orthogonalise_and_scale_updates(updates, parts))
         for group, weights in groups:
@@ -63,7 +63,9 @@ class Muon(Optimizer):
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_sub_(weights, scaled_steps)
 
-    def _update_nesterov_momentum(self, weights: list[nn.Parameter], momentum: float) -> list[Tensor]:
+    def _update_momentum_and_compute_nesterov_updates(
+        self, weights: list[nn.Parameter], momentum: float
+    ) -> list[Tensor]:
         """Update the momentum and return the Nesterov updates: gradients interpolated towards the new momentum."""
         for weight in weights:
             if not self.state[weight]:

@@ -46,26 +46,28 @@ class Soap(Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
-                    self._update_matrix(param, param.grad, group)
+                    self._init_state_or_update_matrix(param, param.grad, group)
             group["step"] += 1
 
-    def _update_matrix(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _init_state_or_update_matrix(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         """Update one matrix. The first step only sets the eigenbasis, as in the authors' code."""
         state = self.state[weight]  # pyright: ignore[reportArgumentType]
         if not state:
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
             state["left"], state["right"] = (weight.new_zeros(size, size) for size in weight.shape)
-            _update_preconditioner(state, gradient, group["betas"][1])
+            _update_preconditioners_in_place(state, gradient, group["betas"][1])
             state["left_basis"], state["right_basis"] = (_compute_eigenbasis(state[side]) for side in ("left", "right"))
             return
-        _adam_step_in_eigenbasis(weight, gradient, state, group)
-        _update_preconditioner(state, gradient, group["betas"][1])
+        _apply_adam_in_eigenbasis(weight, gradient, state, group)
+        _update_preconditioners_in_place(state, gradient, group["betas"][1])
         if group["step"] % PRECONDITION_STEPS == 0:
             for side in ("left", "right"):
                 state[f"{side}_basis"] = _refine_eigenbasis(state[side], state[f"{side}_basis"])
 
 
-def _adam_step_in_eigenbasis(weight: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
+def _apply_adam_in_eigenbasis(
+    weight: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]
+) -> None:
     """Rotate gradient and momentum into the eigenbasis, apply Adam, and rotate the step back."""
     (beta1, beta2), step, left, right = group["betas"], group["step"], state["left_basis"], state["right_basis"]
     rotated_gradient = left.T @ gradient @ right
@@ -76,7 +78,7 @@ def _adam_step_in_eigenbasis(weight: Tensor, gradient: Tensor, state: dict[str, 
     weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * update)
 
 
-def _update_preconditioner(state: dict[str, Tensor], gradient: Tensor, beta: float) -> None:
+def _update_preconditioners_in_place(state: dict[str, Tensor], gradient: Tensor, beta: float) -> None:
     """Average G Gᵀ and Gᵀ G, Shampoo's preconditioners of rows and columns."""
     state["left"].lerp_(gradient @ gradient.T, 1 - beta)
     state["right"].lerp_(gradient.T @ gradient, 1 - beta)

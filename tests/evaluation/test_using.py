@@ -282,7 +282,7 @@ def test_other_data_is_matched_by_the_names_of_its_classes(run, tmp_path) -> Non
     (tmp_path / "files" / "3").rmdir()  # a class less: numbers would be off by one
     found = vitascope.open_model(run).evaluate(data=str(tmp_path / "files"))
     kept = test.labels != 3
-    said = vitascope.open_model(run).compute_stored_logits(test.images).argmax(1)
+    said = vitascope.open_model(run).compute_logits_of_stored_images(test.images).argmax(1)
     assert found.accuracy == pytest.approx((said == test.labels)[kept].float().mean().item())
     assert found.eval_data.split == "all" and found.per_class["3"].recall is None
     assert found.worst_errors[0].file in [str(path.resolve()) for path in paths]
@@ -317,7 +317,7 @@ def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> No
             write_evaluation_json_and_figures(model.evaluate(views=views, robust=False)).name == f"test-{views}-views"
         )
     assert [opening.views for opening in read_test_set_log(run)] == [2, 6, 10]
-    six = model.compute_stored_logits(images, views=6).double().softmax(1)
+    six = model.compute_logits_of_stored_images(images, views=6).double().softmax(1)
     said = model.predict(images, views=6)
     assert [item.probability for item in said] == pytest.approx(six.amax(1).tolist())
 

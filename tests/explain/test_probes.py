@@ -69,7 +69,7 @@ def test_the_similarity_of_features_that_are_equal_for_all_images_is_undefined()
 def test_the_last_block_s_lens_is_the_model_s_answer(kind) -> None:
     model = made(**KINDS[kind])
     images = pictures(model)
-    states = model_statistics.record_hidden_states(model, images)
+    states = model_statistics.compute_hidden_states_of_all_tokens(model, images)
     assert len(states) == 4
     with torch.no_grad():
         torch.testing.assert_close(states[0], model.embed(images))
@@ -93,7 +93,7 @@ def test_timm_and_transformers_models_are_probed_too() -> None:
     nn.init.normal_(theirs.head.weight)
     for model, depth in ((theirs, 12), (ViTForImageClassification(config).eval(), 3)):
         images, layout = pictures(model, 2), get_token_layout(model)
-        states = model_statistics.record_hidden_states(model, images)
+        states = model_statistics.compute_hidden_states_of_all_tokens(model, images)
         assert len(states) == depth + 1 == len(attention_maps(model, images)) + 1
         with torch.no_grad():
             answer = model(images)
@@ -103,7 +103,7 @@ def test_timm_and_transformers_models_are_probed_too() -> None:
                 atol=1e-4,
                 rtol=0,
             )
-        likeness = model_statistics.compute_position_embedding_similarity(model, layout)
+        likeness = model_statistics.compute_position_similarity_matrix(model, layout)
         torch.testing.assert_close(likeness.diagonal(), torch.ones(16))
 
 
@@ -134,4 +134,4 @@ def test_the_initial_tokens_contain_positions_only_if_they_are_added() -> None:
 def test_a_model_without_positions_says_so() -> None:
     model = made(class_token=False, global_pool="avg", positions="rotary")
     with pytest.raises(UserError, match="has no position embedding"):
-        model_statistics.compute_position_embedding_similarity(model, get_token_layout(model))
+        model_statistics.compute_position_similarity_matrix(model, get_token_layout(model))

@@ -151,7 +151,7 @@ def check_machine() -> None:
         for device, description in machine.get_device_names().items():
             print(f"  {device:<16} {description}")
         print("Precision")
-        for number_format, speed in machine.describe_precision_speeds().items():
+        for number_format, speed in machine.measure_and_describe_precision_speeds().items():
             print(f"  {number_format:<16} {speed}")
     if missing:
         print(f"Missing: {', '.join(missing)}. Install with: pip install {' '.join(missing)}")

@@ -34,7 +34,7 @@ def draw_heat_maps_over_image(
     draw_patch_grid(panels[0], image, next(iter(heat_maps.values())).shape)
     panels[0].set_title(escape_mathtext(image_title), fontsize=9)
     for panel, (name, heat) in zip(panels[1:], heat_maps.items(), strict=False):
-        drawn = overlay_heat_map(panel, image, heat)
+        drawn = draw_heat_map_with_image_details(panel, image, heat)
         panel.set_title(escape_mathtext(name), fontsize=9)
         figure.colorbar(drawn, ax=panel, shrink=0.8, format="%.2g")
     add_caption(figure, f"{caption_text} Light and dark details inside a patch are the image, not the map.")
@@ -46,19 +46,23 @@ def show_image(panel: Axes, image: NDArray) -> None:
     panel.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=_compute_image_extent(image))
 
 
-def overlay_heat_map(panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None) -> AxesImage:
+def draw_heat_map_with_image_details(
+    panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None
+) -> AxesImage:
     """Draw a map in the colours of its colour bar, and over it the image's details inside each patch.
 
     The details are relative to the patch's mean brightness: patches with equal values look alike in light and dark
     parts of the image, and a patch without details has exactly its colour in the bar."""
-    drawn = draw_heat_map(panel, image, heat_map, max_value)
+    drawn = draw_patch_heat_map(panel, image, heat_map, max_value)
     panel.imshow(
-        _make_detail_layer(image, heat_map.shape), interpolation="nearest", extent=_compute_image_extent(image)
+        _make_rgba_layer_of_details_in_patches(image, heat_map.shape),
+        interpolation="nearest",
+        extent=_compute_image_extent(image),
     )
     return drawn
 
 
-def _make_detail_layer(image: NDArray, grid_shape: tuple[int, ...]) -> NDArray:
+def _make_rgba_layer_of_details_in_patches(image: NDArray, grid_shape: tuple[int, ...]) -> NDArray:
     """Return the brightness relative to the patch's mean as RGBA: white where lighter, black where darker."""
     brightness = image.mean(-1)
     patch_rows, patch_columns = (
@@ -74,7 +78,7 @@ def _make_detail_layer(image: NDArray, grid_shape: tuple[int, ...]) -> NDArray:
     return layer
 
 
-def draw_heat_map(panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None) -> AxesImage:
+def draw_patch_heat_map(panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None) -> AxesImage:
     """Draw a map of the image's size, one colour per patch: signed maps from blue to red, others from 0 up."""
     if heat_map.min() < 0:
         limit = max_value or max(float(np.abs(heat_map).max()), 1e-12)
@@ -171,7 +175,7 @@ def draw_attention_heads(
             panel = panels[block][head]
             panel.set_xticks([])
             panel.set_yticks([])
-            draw_heat_map(panel, image, attention_maps[block, head], top)
+            draw_patch_heat_map(panel, image, attention_maps[block, head], top)
             if block == 0:
                 panel.set_title(escape_mathtext(block_and_head_names[1][head]), fontsize=8)
             if head == 0:
@@ -261,7 +265,7 @@ def outline_patch_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int,
     panel.add_collection(LineCollection(lines, colors="white", linewidths=1.2))
 
 
-def number_patch_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
+def write_group_numbers_on_patches(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
     """Write a number on each patch of a group of several patches. `group_map`: group of each patch, row × column."""
     groups, sizes = np.unique(group_map, return_counts=True)
     numbers = {group: number for number, group in enumerate(groups[sizes > 1].tolist(), start=1)}

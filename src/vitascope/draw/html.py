@@ -29,7 +29,7 @@ NUMBER = re.compile(r"[+\-−×]?\d[\d,.]*( ?[%kMG])?( ± [\d.]+( ?%)?)?|–|")
 
 def render_template(name: str, **values: Any) -> str:
     """Fill a file of `templates/`. A value that a template needs and does not get is an error."""
-    return _load_environment().get_template(name).render(values)
+    return _create_template_environment().get_template(name).render(values)
 
 
 def make_html_table(columns: list[str], rows: list[list[str]]) -> str:
@@ -38,7 +38,7 @@ def make_html_table(columns: list[str], rows: list[list[str]]) -> str:
 
 
 @cache
-def _load_environment() -> "Environment":
+def _create_template_environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
     environment = Environment(
@@ -51,11 +51,11 @@ def _load_environment() -> "Environment":
     )
     environment.filters |= {
         "image_url": encode_image_as_data_url,
-        "mark_code": _escape_html_and_mark_code,
+        "mark_code": _escape_html_and_tag_code,
         "number_columns": find_number_columns,
         "md": escape_markdown,
         "md_text": escape_markdown_except_code,
-        "md_code": format_markdown_code,
+        "md_code": format_markdown_inline_code,
         "md_table": format_markdown_table,
         "count": format_count,
         "decimals": "{:.4f}".format,
@@ -79,7 +79,7 @@ def find_number_columns(rows: list[list[str]]) -> list[bool]:
     return [all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*rows, strict=True)]
 
 
-def _escape_html_and_mark_code(text: str) -> "Markup":
+def _escape_html_and_tag_code(text: str) -> "Markup":
     """Escape the text and mark `code`."""
     from markupsafe import Markup
 
@@ -99,7 +99,7 @@ def escape_markdown_except_code(text: str) -> str:
     )
 
 
-def format_markdown_code(text: str) -> str:
+def format_markdown_inline_code(text: str) -> str:
     """Return text as inline code, with more backticks around it than it contains in a row."""
     text = " ".join(text.split())
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))

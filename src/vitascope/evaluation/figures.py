@@ -35,7 +35,9 @@ def write_evaluation_json_and_figures(evaluation: Evaluation) -> Path:
     folder = evaluation.run.get_path("evaluation") / _make_folder_name(evaluation)
     make_folder(folder)
     evaluation = (
-        evaluation if evaluation.robustness else _add_earlier_robustness_if_same(evaluation, folder / "report.json")
+        evaluation
+        if evaluation.robustness
+        else _reuse_robustness_of_earlier_report_if_same(evaluation, folder / "report.json")
     )
     for old_figure in folder.glob("*.png"):
         old_figure.unlink()
@@ -59,7 +61,7 @@ def _make_folder_name(evaluation: Evaluation) -> str:
     return "-".join(parts)
 
 
-def _add_earlier_robustness_if_same(evaluation: Evaluation, report_path: Path) -> Evaluation:
+def _reuse_robustness_of_earlier_report_if_same(evaluation: Evaluation, report_path: Path) -> Evaluation:
     """Add the robustness of an earlier report if it is about the same predictions for the same images."""
     earlier, current = read_json_object_or_empty(report_path), evaluation.as_dict()
     is_same = all(
@@ -89,7 +91,7 @@ def draw_evaluation_figures(evaluation: Evaluation) -> dict[str, Figure]:
     return figures | ({"errors": _draw_worst_errors(evaluation)} if evaluation.worst_errors else {})
 
 
-def list_evaluation_parts(evaluation: Evaluation, *, include_worst_errors: bool = True) -> list[Part]:
+def make_evaluation_document_parts(evaluation: Evaluation, *, include_worst_errors: bool = True) -> list[Part]:
     """Return the tables and figures of an evaluation, for a notebook or a report."""
     low, high = evaluation.accuracy_interval
     num_images, split = len(evaluation.eval_data.samples), spell_out_split_name(evaluation.eval_data.split)

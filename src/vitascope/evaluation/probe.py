@@ -14,7 +14,7 @@ from vitascope.evaluation.calibration import Interval, wilson_interval
 from vitascope.evaluation.eval_data import load_eval_data
 from vitascope.inference.classifier import Classifier
 from vitascope.run.images import load_verified_run_split
-from vitascope.run.test_set_log import add_test_use_log_entry, log_test_set_result
+from vitascope.run.test_set_log import add_test_use_entry, log_test_set_result
 from vitascope.training.objectives.feature_metrics import (
     NUM_NEIGHBOURS,
     compute_feature_spread,
@@ -52,7 +52,7 @@ def evaluate_knn_and_linear_probe(
     """Evaluate on `split`: val (default) or test.
 
     `max_images`: training images to use (0: all); `label_fraction`: the fraction of them to use."""
-    _check_probe_options(split, num_neighbours, max_images, label_fraction)
+    _check_probe_split_and_ranges(split, num_neighbours, max_images, label_fraction)
     train = load_verified_run_split(model.run, model.info, "train")
     if train is None:
         raise UserError("The run has no training images.")
@@ -67,7 +67,7 @@ def evaluate_knn_and_linear_probe(
     eval_data = load_eval_data(model.run, model.info, split or "val", None)
     entry_id = None
     if eval_data.split == "test":
-        entry_id = add_test_use_log_entry(
+        entry_id = add_test_use_entry(
             model.run, data=eval_data.data_name, split="test", views=1, weights=f"probe, {model.weights_label}"
         )
     result = _score_knn_and_linear_probe(model, train, eval_data.samples, eval_data.split, num_neighbours)
@@ -81,7 +81,7 @@ def _score_knn_and_linear_probe(
 ) -> ProbeResult:
     device, classes = model.device, len(model.classes)
     train_features, eval_features = (
-        model.compute_stored_features(part.images).to(device) for part in (train_samples, eval_samples)
+        model.compute_features_of_stored_images(part.images).to(device) for part in (train_samples, eval_samples)
     )
     train_labels, eval_labels = train_samples.labels.to(device), eval_samples.labels.to(device)
     knn_predictions = predict_classes_by_knn(train_features, train_labels, eval_features, classes, num_neighbours)
@@ -102,7 +102,9 @@ def _score_knn_and_linear_probe(
     )
 
 
-def _check_probe_options(split: str | None, num_neighbours: int, max_images: int, label_fraction: float) -> None:
+def _check_probe_split_and_ranges(
+    split: str | None, num_neighbours: int, max_images: int, label_fraction: float
+) -> None:
     if split == "train":
         raise UserError("The probe is fitted on the training images. Choose --split val or test.")
     if num_neighbours < 1:

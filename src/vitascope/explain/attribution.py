@@ -94,7 +94,7 @@ class AttributionInputs:
     def query_weights(self) -> TokenWeights:
         """The weight of each token in what the classifier reads."""
         weights = self.maps_and_states.pool_weights
-        return _make_query_weights(self.layout, self.maps[-1]) if weights is None else weights
+        return _make_class_token_or_mean_weights(self.layout, self.maps[-1]) if weights is None else weights
 
     def average_query_rows(self, token_matrix: Tensor) -> Tensor:
         """Average the rows of the tokens that the classifier reads, with its weights: image × query × key -> × key."""
@@ -111,7 +111,7 @@ class AttributionInputs:
         return total - torch.eye(total.shape[-1], dtype=total.dtype, device=total.device)
 
 
-def _make_query_weights(layout: TokenLayout, maps: AttentionMaps) -> TokenWeights:
+def _make_class_token_or_mean_weights(layout: TokenLayout, maps: AttentionMaps) -> TokenWeights:
     """Return the weights of a class token, or equal weights of all patches."""
     weights = maps.new_zeros(len(maps), maps.shape[-1])
     if layout.reads_class_token:
@@ -128,7 +128,9 @@ def uses_sequence_pooling(model: nn.Module) -> bool:
 
 def build_attribution_inputs(model: nn.Module, images: Images, target: int | None = None) -> AttributionInputs:
     """Explain the class `target`, or by default each image's predicted class."""
-    return AttributionInputs(model, images, choose_target_classes(model, images, target), get_token_layout(model))
+    return AttributionInputs(
+        model, images, choose_target_or_predicted_classes(model, images, target), get_token_layout(model)
+    )
 
 
 def attribute_by_last_block_attention(inputs: AttributionInputs) -> PatchHeatmap:
@@ -251,7 +253,7 @@ def get_method_label(method: str) -> str:
     return METHOD_LABELS.get(method, method)
 
 
-def find_method(name_or_label: str) -> str:
+def find_method_key(name_or_label: str) -> str:
     """Return the key in `METHODS` of a method's name or label. Raise an error if there is none."""
     labels = {get_method_label(method): method for method in METHODS}
     method = labels.get(name_or_label, name_or_label)
@@ -262,11 +264,11 @@ def find_method(name_or_label: str) -> str:
 
 def explain(model: nn.Module, images: Images, method: str = "relevance", *, target: int | None = None) -> PatchHeatmap:
     """Importance of each patch for the class `target` (default: the predicted class): batch × row × column."""
-    return METHODS[find_method(method)](build_attribution_inputs(model, images, target))
+    return METHODS[find_method_key(method)](build_attribution_inputs(model, images, target))
 
 
 @torch.no_grad()
-def choose_target_classes(model: nn.Module, images: Images, target: int | None) -> TargetClasses:
+def choose_target_or_predicted_classes(model: nn.Module, images: Images, target: int | None) -> TargetClasses:
     """Return one class per image: `target`, or the predicted class."""
     logits = compute_logits(model, images)
     if target is None:

@@ -139,9 +139,11 @@ def write_explanation_figures(
 def _check_and_select_maps(request: ExplainRequest, inputs: AttributionInputs) -> MapSelection:
     """Check the requested blocks, heads and query patch."""
     return MapSelection(
-        check_indices_or_list_all(request.blocks, len(inputs.maps), "block"),
-        check_indices_or_list_all(request.heads, inputs.maps[0].shape[1], "head"),
-        None if request.query_patch is None else _convert_patch_to_zero_based(request.query_patch, inputs.layout),
+        check_one_based_indices_or_list_all(request.blocks, len(inputs.maps), "block"),
+        check_one_based_indices_or_list_all(request.heads, inputs.maps[0].shape[1], "head"),
+        None
+        if request.query_patch is None
+        else _check_and_convert_patch_to_zero_based(request.query_patch, inputs.layout),
     )
 
 
@@ -158,7 +160,7 @@ def _draw_selected_maps(
     return draw_attention_heads(image, maps.numpy(), names, selection.query_patch, title, caption)
 
 
-def check_indices_or_list_all(requested: list[int] | None, count: int, item_name: str) -> list[int]:
+def check_one_based_indices_or_list_all(requested: list[int] | None, count: int, item_name: str) -> list[int]:
     """Return the chosen blocks or heads, counted from 1; None is all."""
     for index in requested or []:
         if not 1 <= index <= count:
@@ -166,7 +168,7 @@ def check_indices_or_list_all(requested: list[int] | None, count: int, item_name
     return requested or list(range(1, count + 1))
 
 
-def _convert_patch_to_zero_based(one_based_row_column: PatchPosition, layout: TokenLayout) -> PatchPosition:
+def _check_and_convert_patch_to_zero_based(one_based_row_column: PatchPosition, layout: TokenLayout) -> PatchPosition:
     """Return the row and column, counted from 0, of a patch that is counted from 1."""
     if not (1 <= one_based_row_column.row <= layout.rows and 1 <= one_based_row_column.column <= layout.columns):
         raise UserError(

@@ -100,7 +100,7 @@ def write_model_statistics(
         f"Averages over {images_text}. Each dot is one head. Block 0: the tokens before the first block. Attention "
         "distance: mean distance from a patch to the patches it attends to. Attention entropy: low is focused, high is "
         "spread out. Tokens with very large norms often hold information about the whole image. "
-        f"{_describe_similarity(layout)} Early predictions: the classifier is applied after each block."
+        f"{_make_block_cka_caption(layout)} Early predictions: the classifier is applied after each block."
     )
     fields = "distance", "entropy", "norms", "likeness", "lens"
     arrays = (getattr(statistics, field).numpy() for field in fields)
@@ -114,14 +114,14 @@ def write_model_statistics(
         draw_filter_components(filters.permute(0, 2, 3, 1).numpy(), variance_fractions.numpy(), text),
         output_folder / "probes-filters",
     )
-    files += _write_position_figure_if_any(subject, layout, output_folder)
+    files += _write_position_similarity_figure_if_any(subject, layout, output_folder)
     files += _write_feature_pca_figure(subject, images, layout, output_folder)
     if labels is not None:
         text = (
             f"One point per image ({images_text}). Nearby points have similar features; distances between far points "
             "cannot be interpreted."
         )
-        points, point_labels = project_with_pca_and_tsne(statistics.features), labels[: len(statistics.features)]
+        points, point_labels = project_to_2d_with_pca_and_tsne(statistics.features), labels[: len(statistics.features)]
         figure = draw_tsne_points(points, point_labels, subject.classes, text)
         files += save_png_and_svg(figure, output_folder / "probes-map")
     numbers = json.dumps(_build_statistics_json(statistics, len(statistics.features)), indent=1)
@@ -129,7 +129,7 @@ def write_model_statistics(
     return [*files, output_folder / "probes.json"]
 
 
-def _describe_similarity(layout: TokenLayout) -> str:
+def _make_block_cka_caption(layout: TokenLayout) -> str:
     text = "Similarity: linear CKA of the class token." if layout.reads_class_token else ""
     text = text or "Similarity: linear CKA of the mean of the patch tokens."
     if layout.reads_class_token:
@@ -187,7 +187,7 @@ def load_preprocessed_run_images(subject: Classifier, split: str | None = None) 
     return RunImages(subject.preprocessing(samples.images), samples.labels.tolist(), description)
 
 
-def project_with_pca_and_tsne(features: Tensor) -> np.ndarray:
+def project_to_2d_with_pca_and_tsne(features: Tensor) -> np.ndarray:
     """Project the features to two dimensions with t-SNE."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -197,9 +197,11 @@ def project_with_pca_and_tsne(features: Tensor) -> np.ndarray:
     return TSNE(perplexity=min(30, (len(points) - 1) // 3), init="pca", random_state=0).fit_transform(points)
 
 
-def _write_position_figure_if_any(subject: Classifier, layout: TokenLayout, output_folder: Path) -> list[Path]:
+def _write_position_similarity_figure_if_any(
+    subject: Classifier, layout: TokenLayout, output_folder: Path
+) -> list[Path]:
     try:
-        similarity = model_statistics.compute_position_embedding_similarity(subject.model, layout)
+        similarity = model_statistics.compute_position_similarity_matrix(subject.model, layout)
     except UserError:
         return []  # rotary only, or none
     text = "Position embeddings: each small grid shows the similarity of one patch's position to all positions."
@@ -213,7 +215,7 @@ def _write_feature_pca_figure(
     subject: Classifier, images: Images, layout: TokenLayout, output_folder: Path
 ) -> list[Path]:
     shown = images[:NUM_COLOURED_IMAGES]
-    states = model_statistics.record_hidden_states(subject.model, shown)
+    states = model_statistics.compute_hidden_states_of_all_tokens(subject.model, shown)
     chosen_states = sorted({0, len(states) // 3, 2 * len(states) // 3, len(states) - 1})
     rows = [denormalize_images(subject.preprocessing, shown)]
     rows += [

@@ -15,7 +15,12 @@ from vitascope.draw import COLOURS, SEQUENTIAL
 from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_gallery
 from vitascope.draw.style import add_caption, create_figure, set_labels
-from vitascope.explain.attribution import METHODS, AttributionInputs, choose_target_classes, predict_probabilities
+from vitascope.explain.attribution import (
+    METHODS,
+    AttributionInputs,
+    choose_target_or_predicted_classes,
+    predict_probabilities,
+)
 from vitascope.explain.figures import TITLES, ExplainReport, ExplainRequest, save_png_and_svg, write_explanation_figures
 from vitascope.explain.model_figures import (
     ProbeStatistics,
@@ -51,7 +56,10 @@ def write_snapshot_figures_if_any(subject: Classifier, images: Images, output_fo
     if len(files) < 2 or not isinstance(subject.model, VisionTransformer):
         return []
     run_images = load_preprocessed_run_images(subject)
-    shown, targets = images[:NUM_SHOWN_IMAGES], choose_target_classes(subject.model, images[:NUM_SHOWN_IMAGES], None)
+    shown, targets = (
+        images[:NUM_SHOWN_IMAGES],
+        choose_target_or_predicted_classes(subject.model, images[:NUM_SHOWN_IMAGES], None),
+    )
     statistics: dict[int, ProbeStatistics] = {}
     rows: list[list[np.ndarray]] = [[] for _ in shown]
     frames: list[Image.Image] = []

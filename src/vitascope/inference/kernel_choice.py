@@ -130,7 +130,7 @@ class LayerCall:
 def choose_fastest_kernels(model: VisionTransformer, workload: KernelWorkload) -> KernelByLayer:
     """Return the fastest kernel of each layer; empty on a CPU. Norms of a compiled model are left to the compiler."""
     return {
-        name: _look_up_or_measure_kernel(layer, workload)
+        name: _look_up_or_measure_fastest_kernel(layer, workload)
         for name, layer in make_gpu_layer_calls(model, workload).items()
     }
 
@@ -163,7 +163,7 @@ def set_kernels(model: nn.Module, kernel_by_layer: KernelByLayer) -> None:
             module.kernel = kernel_by_layer.get("norm", "default")
 
 
-def _look_up_or_measure_kernel(layer_call: LayerCall, workload: KernelWorkload) -> str:
+def _look_up_or_measure_fastest_kernel(layer_call: LayerCall, workload: KernelWorkload) -> str:
     """Return the fastest kernel from the tables; otherwise measure it and store the result."""
     key = make_kernel_key(layer_call, workload)
     name = look_up_fastest_kernel(key)

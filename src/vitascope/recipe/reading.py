@@ -8,7 +8,7 @@ from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
 from vitascope.recipe.choices import OBJECTIVE_SECTIONS
 from vitascope.recipe.schema import Recipe, flatten_and_format_settings, flatten_sections
-from vitascope.recipe.sections import build_schema, find_objective_sections, make_recipe
+from vitascope.recipe.sections import build_omegaconf_schema, find_needed_objective_sections, make_recipe_from_sections
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -181,7 +181,7 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
             raise UserError(f"{override} must be a range, such as {override.partition('=')[0]}=[0.4,1].")
         if override.endswith("=???"):  # OmegaConf's marker for a missing value, which it would ignore
             raise UserError(f"{override} is not a value. Leave the setting out for its default.")
-    schema = build_schema()
+    schema = build_omegaconf_schema()
     try:
         path = find_recipe_path(name_or_path) if name_or_path else None
         layers = [OmegaConf.create({"name": path.stem}), _load_recipe_file(path, convert_old_names)] if path else []
@@ -189,14 +189,14 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
         settings = [*file_settings.items(), *(_split_override(override) for override in overrides)]
         reject_outdated_settings(settings)
         file_sections = [(str(name), "") for name in layers[1]] if layers else []  # also those without settings
-        schema = build_schema(find_objective_sections([*settings, *file_sections]))
+        schema = build_omegaconf_schema(find_needed_objective_sections([*settings, *file_sections]))
         for key, value in settings:
             if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in BOOLEAN_VALUES:
                 raise UserError(f"{key} must be true or false, not {value or 'empty'}.")  # OmegaConf reads 2 as true
         merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
-        return make_recipe(OmegaConf.to_object(merged))
+        return make_recipe_from_sections(OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
-        raise UserError(_format_config_error(error, schema)) from error
+        raise UserError(_format_omegaconf_error(error, schema)) from error
     except (OSError, UnicodeDecodeError, TypeError) as error:
         raise UserError(
             f"The recipe {name_or_path} cannot be read ({error}). It must be a YAML text file of settings."
@@ -258,7 +258,7 @@ def read_model_config(name_or_path: str | None, overrides: Sequence[str] = ()) -
     return read_recipe(name_or_path, full_overrides).model
 
 
-def _format_config_error(error: Exception, schema: "DictConfig") -> str:
+def _format_omegaconf_error(error: Exception, schema: "DictConfig") -> str:
     """Convert OmegaConf's error to one sentence: the setting, the problem and the nearest key."""
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError

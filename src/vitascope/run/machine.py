@@ -99,7 +99,7 @@ def get_cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def describe_precision_speeds() -> dict[str, str]:
+def measure_and_describe_precision_speeds() -> dict[str, str]:
     """Return the speed of each number format on the best device."""
     import torch
 

@@ -73,7 +73,7 @@ def read_test_set_log(run: Run) -> list[EvalLogEntry]:
     return entries
 
 
-def add_test_use_log_entry(run: Run, **details: Any) -> int:
+def add_test_use_entry(run: Run, **details: Any) -> int:
     """Log a use before the evaluation starts, so that none is missed; return the id for `log_test_set_result`."""
     known_ids = [entry.entry_id for entry in read_test_set_log(run)]  # those of truncated lines are below 0
     entry_id = 1 + max([0, *known_ids])

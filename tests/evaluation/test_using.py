@@ -14,8 +14,8 @@ from vitascope import UserError
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.evaluation.embedding import compute_features_of_image_files, find_similar_images
 from vitascope.evaluation.figures import (
+    describe_number_of_shown_errors,
     describe_possible_mislabelling,
-    describe_shown_errors,
     draw_evaluation_figures,
     write_evaluation_json_and_figures,
 )
@@ -265,8 +265,8 @@ def test_the_report_and_its_pictures_are_in_the_run_and_in_a_notebook(run) -> No
     folder = write_evaluation_json_and_figures(found)
     assert folder == run.path / "evaluation" / "val"
     count = 90 - found.num_correct
-    assert describe_shown_errors(found, count - 1) == f"the worst {count - 1} of {count} errors"
-    assert describe_shown_errors(found, count) == f"all {count} errors"
+    assert describe_number_of_shown_errors(found, count - 1) == f"the worst {count - 1} of {count} errors"
+    assert describe_number_of_shown_errors(found, count) == f"all {count} errors"
     assert sorted(p.name for p in folder.iterdir()) == [
         *("confusion.png", "errors.png", "reliability.png", "report.json", "robustness.png"),
     ]

@@ -103,7 +103,7 @@ def test_timm_and_transformers_models_are_probed_too() -> None:
                 atol=1e-4,
                 rtol=0,
             )
-        likeness = model_statistics.compute_position_similarity_matrix(model, layout)
+        likeness = model_statistics.compute_position_similarity_matrix(model, layout.num_patches)
         torch.testing.assert_close(likeness.diagonal(), torch.ones(16))
 
 
@@ -134,4 +134,4 @@ def test_the_initial_tokens_contain_positions_only_if_they_are_added() -> None:
 def test_a_model_without_positions_says_so() -> None:
     model = made(class_token=False, global_pool="avg", positions="rotary")
     with pytest.raises(UserError, match="has no position embedding"):
-        model_statistics.compute_position_similarity_matrix(model, get_token_layout(model))
+        model_statistics.compute_position_similarity_matrix(model, get_token_layout(model).num_patches)

@@ -184,7 +184,7 @@ def test_relevance_in_the_page_is_relevance(made, browser_page) -> None:
     asked, page = build_attribution_inputs(model.model, model.info.preparation(images[:1])), browser_page
     page.locator("[name=example]").select_option("0")
     page.locator("[name=map]").select_option("relevance")
-    layout, counts = asked.layout, asked.relevance[0]
+    layout, counts = asked.layout, asked.relevance_without_identity[0]
     page.locator(".stage-grid button").nth(5).hover()
     row = counts[layout.num_prefix_tokens + 5]
     wanted = (row / row.sum())[layout.num_prefix_tokens :]

@@ -138,7 +138,7 @@ def test_runs_on_folders_are_compared_with_their_paths_and_named_without(tmp_pat
     ]
     comparison = compare_runs(runs)
     assert comparison.differing_settings["data.name"] == ["/images/one/tiny10", "/images/two/tiny10", "digits"]
-    assert compare_runs(runs[1:]).run_names == ["name=tiny10", "name=digits"]
+    assert compare_runs(runs[1:]).short_unique_run_names == ["name=tiny10", "name=digits"]
 
 
 def test_records_of_one_name_from_different_machines_are_kept_apart(pair, tmp_path) -> None:

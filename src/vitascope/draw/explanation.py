@@ -55,14 +55,12 @@ def draw_heat_map_with_image_details(
     parts of the image, and a patch without details has exactly its colour in the bar."""
     drawn = draw_patch_heat_map(panel, image, heat_map, max_value)
     panel.imshow(
-        _make_rgba_layer_of_details_in_patches(image, heat_map.shape),
-        interpolation="nearest",
-        extent=_compute_image_extent(image),
+        _make_rgba_detail_layer(image, heat_map.shape), interpolation="nearest", extent=_compute_image_extent(image)
     )
     return drawn
 
 
-def _make_rgba_layer_of_details_in_patches(image: NDArray, grid_shape: tuple[int, ...]) -> NDArray:
+def _make_rgba_detail_layer(image: NDArray, grid_shape: tuple[int, ...]) -> NDArray:
     """Return the brightness relative to the patch's mean as RGBA: white where lighter, black where darker."""
     brightness = image.mean(-1)
     patch_rows, patch_columns = (
@@ -118,7 +116,7 @@ def draw_deletion_and_insertion(
     colour_order: list[str],
     caption_text: str,
 ) -> Figure:
-    """Draw the mean probability after each step. `method_order` fixes the colours; a random order is grey."""
+    """Draw the mean probability after each step. `colour_order` fixes the colours; a random order is grey."""
     figure, panels = create_figure(2, width=11.0, height=6.0)
     titles = ("deletion (a lower curve is better)", "insertion (a higher curve is better)")
     highest = 1.05 * max(float(curve.max()) for curve in (*deletion_curves.values(), *insertion_curves.values()))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 TEMPLATES_FOLDER = Path(__file__).parents[1] / "templates"
+Markdown = str  # text in which Markdown markup counts
 CODE_SPAN = re.compile(r"`([^`]+)`")
 # What Markdown takes for markup within a line.
 MARKDOWN_MARKUP = re.compile(
@@ -86,12 +87,12 @@ def _escape_html_and_tag_code(text: str) -> "Markup":
     return Markup(CODE_SPAN.sub(r"<code>\1</code>", escape(text)))
 
 
-def escape_markdown(text: str) -> str:
+def escape_markdown(text: str) -> Markdown:
     """Escape plain text within a line, such as a class name, so that Markdown shows it unchanged."""
     return MARKDOWN_MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
-def escape_markdown_except_code(text: str) -> str:
+def escape_markdown_except_code(text: str) -> Markdown:
     """Escape a paragraph in which only `code` is markup."""
     parts = CODE_SPAN.split(" ".join(text.split()))  # alternately text and code
     return "".join(
@@ -99,7 +100,7 @@ def escape_markdown_except_code(text: str) -> str:
     )
 
 
-def format_markdown_inline_code(text: str) -> str:
+def format_markdown_inline_code(text: str) -> Markdown:
     """Return text as inline code, with more backticks around it than it contains in a row."""
     text = " ".join(text.split())
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
@@ -107,7 +108,7 @@ def format_markdown_inline_code(text: str) -> str:
     return f"{fence}{space}{text}{space}{fence}"
 
 
-def format_markdown_table(header: list[str], rows: list[list[str]]) -> str:
+def format_markdown_table(header: list[str], rows: list[list[Markdown]]) -> Markdown:
     """Return a table; cells are Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)

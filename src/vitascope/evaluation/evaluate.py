@@ -30,7 +30,7 @@ from vitascope.inference.scoring import choose_inference_batch_size
 from vitascope.inference.views import check_views_match_training
 from vitascope.run.images import load_verified_run_split
 from vitascope.run.machine import get_device_names, get_device_or_cpu_name
-from vitascope.run.test_set_log import add_test_use_entry, log_test_set_result, read_test_set_log
+from vitascope.run.test_set_log import EntryId, add_test_use_entry, log_test_set_result, read_test_set_log
 from vitascope.run.wall_clock import (
     EVALUATE,
     is_trained_by_this_process,
@@ -136,7 +136,7 @@ def fit_temperature_on_validation_or_give_reason(
     return FittedTemperature(temperature, len(validation), f"fitted on {len(validation):,} validation images")
 
 
-def _add_test_use_entry_if_test_images(classifier: Classifier, eval_data: EvalData, views: int) -> int | None:
+def _add_test_use_entry_if_test_images(classifier: Classifier, eval_data: EvalData, views: int) -> EntryId | None:
     """Log a use of test images before it starts, and return its id; None for training and validation images."""
     if eval_data.split not in ("test", "all"):
         return None

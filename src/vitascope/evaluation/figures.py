@@ -189,13 +189,15 @@ def _draw_worst_errors(evaluation: Evaluation) -> Figure:
         for error in evaluation.worst_errors
     ]
     order = ", ordered by the probability of the true class" if len(captions) > 1 else ""
-    text = f"{_format_evaluation_title(evaluation)}: {describe_shown_errors(evaluation, len(captions))}{order}. "
+    text = (
+        f"{_format_evaluation_title(evaluation)}: {describe_number_of_shown_errors(evaluation, len(captions))}{order}. "
+    )
     text += "The model's probabilities are in parentheses. "
     text += describe_possible_mislabelling(len(captions))
     return draw_image_tiles(images, captions, text)
 
 
-def describe_shown_errors(evaluation: Evaluation, num_shown: int) -> str:
+def describe_number_of_shown_errors(evaluation: Evaluation, num_shown: int) -> str:
     """Return 'all 5 errors', or 'the worst 12 of 50 errors' if only some are shown."""
     count = len(evaluation.eval_data.samples) - evaluation.num_correct
     if num_shown < count:

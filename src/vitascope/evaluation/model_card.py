@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from vitascope.data.config import AugmentConfig
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.draw.html import escape_markdown, format_markdown_inline_code, render_template
+from vitascope.draw.html import Markdown, escape_markdown, format_markdown_inline_code, render_template
 from vitascope.errors import format_count
 from vitascope.inference.classifier import Classifier
 from vitascope.model.anatomy import count_parameters
@@ -53,15 +53,15 @@ class UsageExample(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The facts of a model card. `results` and `origin` are Markdown; everything else is plain text."""
+    """The facts of a model card. Everything but `results` and `origin` is plain text."""
 
     name: str
     num_parameters: int
     num_tokens: int
     settings: dict[str, Any]  # by their full names, such as model.depth
     classes: list[str]
-    results: list[str]  # paragraphs
-    origin: str
+    results: list[Markdown]  # paragraphs
+    origin: Markdown
     origin_code: str
     origin_language: str  # of the code, such as bash
     data_name: str = ""  # empty: the training data are not known
@@ -132,7 +132,7 @@ def format_usage_code(library: str, reference: str, *, on_hub: bool = False, cha
     return code.replace("REF", REF_PREFIXES[library][on_hub] + reference)
 
 
-def _format_accuracy_paragraphs(model: Classifier) -> list[str]:
+def _format_accuracy_paragraphs(model: Classifier) -> list[Markdown]:
     if isinstance(model.run, ExternalModel):
         return ["Not measured."]
     lines = [PROBE_NOTE] if model.info.probe else []
@@ -160,7 +160,7 @@ def _format_accuracy_paragraphs(model: Classifier) -> list[str]:
     return ["\n".join(f"- {line}" for line in lines) or "Not measured yet. Measure it with `vitascope evaluate`."]
 
 
-def _describe_origin(model: Classifier) -> str:
+def _describe_origin(model: Classifier) -> Markdown:
     if isinstance(model.run, ExternalModel):
         weights = format_markdown_inline_code(_keep_name_of_absolute_path(model.run.model_ref))
         return f"Weights: {weights}. Converted by Vitascope."

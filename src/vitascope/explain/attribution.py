@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitascope.errors import UserError, suggest_choice
 from vitascope.explain.maps import MapsAndStates, compute_maps_and_states
-from vitascope.explain.subject import TokenLayout, get_token_layout
+from vitascope.explain.subject import PatchPosition, TokenLayout, get_token_layout
 from vitascope.model.attention_recorder import compute_logits
 from vitascope.model.replay import freeze_token_groups, replay
 from vitascope.model.token_merging import spread_map_gradients
@@ -105,7 +105,7 @@ class AttributionInputs:
         return compute_maps_and_gradients(self.model, self.images, self.targets)
 
     @cached_property
-    def relevance(self) -> TokenRelevance:
+    def relevance_without_identity(self) -> TokenRelevance:
         """Relevance without the identity, which is equal for all patches if the head reads their mean."""
         total = relevance(*self.maps_and_gradients)
         return total - torch.eye(total.shape[-1], dtype=total.dtype, device=total.device)
@@ -124,6 +124,17 @@ def _make_class_token_or_mean_weights(layout: TokenLayout, maps: AttentionMaps) 
 def uses_sequence_pooling(model: nn.Module) -> bool:
     """Return whether the classifier reads a mean of the patches with learned weights, which depend on the image."""
     return isinstance(model, VisionTransformer) and model.config.global_pool == "seq"
+
+
+def extract_query_or_classifier_attention(
+    maps: Tensor, layout: TokenLayout, query_patch: PatchPosition | None, query_weights: Tensor
+) -> Tensor:
+    """Return the attention of the query patch, or of what the classifier reads, as (block, head, row, column)."""
+    if query_patch is None:
+        row = torch.einsum("q,bhqk->bhk", query_weights, maps)
+    else:
+        row = maps[..., layout.get_token_index(*query_patch), :]
+    return row[..., layout.num_prefix_tokens :].unflatten(-1, (layout.rows, layout.columns))
 
 
 def build_attribution_inputs(model: nn.Module, images: Images, target: int | None = None) -> AttributionInputs:
@@ -152,7 +163,7 @@ def attribute_by_gradient_times_attention(inputs: AttributionInputs) -> PatchHea
 
 
 def attribute_by_relevance(inputs: AttributionInputs) -> PatchHeatmap:
-    return inputs.layout.reshape_to_grid(inputs.average_query_rows(inputs.relevance))
+    return inputs.layout.reshape_to_grid(inputs.average_query_rows(inputs.relevance_without_identity))
 
 
 def compute_maps_and_gradients(model: nn.Module, images: Images, targets: TargetClasses) -> MapsAndGradients:

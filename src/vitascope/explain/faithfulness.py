@@ -56,7 +56,7 @@ def sort_patches_by_importance(heatmap: PatchHeatmap) -> TokenIndices:
 
 
 @torch.no_grad()
-def compute_curves_while_replacing_patches(
+def compute_probabilities_while_replacing_patches(
     model: nn.Module,
     images: Images,
     patch_order: TokenIndices,
@@ -93,7 +93,7 @@ def deletion(
     model: nn.Module, images: Images, heatmap: PatchHeatmap, targets: TargetClasses, layout: TokenLayout
 ) -> ProbabilityCurves:
     """Make the most important patch grey first."""
-    return compute_curves_while_replacing_patches(
+    return compute_probabilities_while_replacing_patches(
         model, images, sort_patches_by_importance(heatmap), targets, layout, torch.zeros_like(images)
     )
 
@@ -103,7 +103,7 @@ def insertion(
 ) -> ProbabilityCurves:
     """Restore the most important patch first; computed backwards, it is the last to be blurred."""
     reversed_order = sort_patches_by_importance(heatmap).flip(1)
-    return compute_curves_while_replacing_patches(
+    return compute_probabilities_while_replacing_patches(
         model, images, reversed_order, targets, layout, blur_relative_to_image_size(images)
     ).flip(1)
 

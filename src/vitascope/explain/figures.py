@@ -17,6 +17,7 @@ from vitascope.explain.attribution import (
     METHODS,
     AttributionInputs,
     build_attribution_inputs,
+    extract_query_or_classifier_attention,
     get_method_label,
     predict_probabilities,
     uses_sequence_pooling,
@@ -176,17 +177,6 @@ def _check_and_convert_patch_to_zero_based(one_based_row_column: PatchPosition, 
             f"rows 1 to {layout.rows} and columns 1 to {layout.columns}."
         )
     return PatchPosition(one_based_row_column.row - 1, one_based_row_column.column - 1)
-
-
-def extract_query_or_classifier_attention(
-    maps: Tensor, layout: TokenLayout, query_patch: PatchPosition | None, query_weights: Tensor
-) -> Tensor:
-    """Return the attention of the query patch, or of what the classifier reads, as (block, head, row, column)."""
-    if query_patch is None:
-        row = torch.einsum("q,bhqk->bhk", query_weights, maps)
-    else:
-        row = maps[..., layout.get_token_index(*query_patch), :]
-    return row[..., layout.num_prefix_tokens :].unflatten(-1, (layout.rows, layout.columns))
 
 
 def make_unique_file_stems(loaded_images: LoadedImages) -> list[str]:

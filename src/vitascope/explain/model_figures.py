@@ -60,7 +60,7 @@ def compute_head_and_block_statistics(subject: Classifier, images: Images) -> Pr
         spread_maps = result.spread_maps_over_all_tokens()
         distance.append(_average_per_head(model_statistics.compute_mean_attention_distance, spread_maps, layout))
         entropy.append(_average_per_head(model_statistics.compute_attention_entropy, result.maps))
-        norms.append(torch.stack([_compute_norm_quantiles(tokens) for tokens in result.hidden_states]))
+        norms.append(torch.stack([_compute_token_norm_median_q95_max(tokens) for tokens in result.hidden_states]))
         answers = result.logits.argmax(1)
         agreement.append(torch.stack([(logits.argmax(1) == answers).float().mean() for logits in lens_logits]))
         pooled = [model_statistics.pool_class_token_or_mean(tokens, layout, size) for tokens, size in states]
@@ -80,7 +80,7 @@ def _average_per_head(compute_statistic: Callable[..., Tensor], maps: list[Tenso
     return torch.stack([compute_statistic(block, *arguments).mean(0) for block in maps])
 
 
-def _compute_norm_quantiles(tokens: Tensor) -> Tensor:
+def _compute_token_norm_median_q95_max(tokens: Tensor) -> Tensor:
     """Return the median, the 95 % quantile and the maximum of the token norms."""
     token_norms = model_statistics.compute_token_norms(tokens).flatten()
     return torch.stack([token_norms.quantile(0.5), token_norms.quantile(0.95), token_norms.amax()])
@@ -100,7 +100,8 @@ def write_model_statistics(
         f"Averages over {images_text}. Each dot is one head. Block 0: the tokens before the first block. Attention "
         "distance: mean distance from a patch to the patches it attends to. Attention entropy: low is focused, high is "
         "spread out. Tokens with very large norms often hold information about the whole image. "
-        f"{_make_block_cka_caption(layout)} Early predictions: the classifier is applied after each block."
+        f"{_make_block_cka_caption(layout.reads_class_token)} Early predictions: the classifier is applied after each "
+        "block."
     )
     fields = "distance", "entropy", "norms", "likeness", "lens"
     arrays = (getattr(statistics, field).numpy() for field in fields)
@@ -129,10 +130,10 @@ def write_model_statistics(
     return [*files, output_folder / "probes.json"]
 
 
-def _make_block_cka_caption(layout: TokenLayout) -> str:
-    text = "Similarity: linear CKA of the class token." if layout.reads_class_token else ""
+def _make_block_cka_caption(reads_class_token: bool) -> str:
+    text = "Similarity: linear CKA of the class token." if reads_class_token else ""
     text = text or "Similarity: linear CKA of the mean of the patch tokens."
-    if layout.reads_class_token:
+    if reads_class_token:
         text += " Before block 1, the class token is equal for all images, so its similarity is undefined (empty)."
     return f"{text} Near 1: the blocks in between change little."
 
@@ -201,7 +202,7 @@ def _write_position_similarity_figure_if_any(
     subject: Classifier, layout: TokenLayout, output_folder: Path
 ) -> list[Path]:
     try:
-        similarity = model_statistics.compute_position_similarity_matrix(subject.model, layout)
+        similarity = model_statistics.compute_position_similarity_matrix(subject.model, layout.num_patches)
     except UserError:
         return []  # rotary only, or none
     text = "Position embeddings: each small grid shows the similarity of one patch's position to all positions."

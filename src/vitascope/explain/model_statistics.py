@@ -37,12 +37,12 @@ def compute_attention_entropy(maps: AttentionMaps) -> Float[Tensor, "image head"
     return -torch.xlogy(maps, maps).sum(-1).mean(-1)
 
 
-def compute_position_similarity_matrix(model: nn.Module, layout: TokenLayout) -> Tensor:
+def compute_position_similarity_matrix(model: nn.Module, num_patches: int) -> Tensor:
     """Cosine similarity between the position embeddings of every two patches: patch × patch."""
     table = _find_position_embedding(model)
     if table is None:
         raise UserError("The model has no position embedding, so there is nothing to compare.")
-    table = table.detach().flatten(0, -2)[-layout.num_patches :]
+    table = table.detach().flatten(0, -2)[-num_patches:]
     table = table / table.norm(dim=1, keepdim=True).clamp(min=1e-12)
     return table @ table.T
 

@@ -26,8 +26,8 @@ from vitascope.draw.document import Picture
 from vitascope.draw.html import render_template
 from vitascope.errors import UserError
 from vitascope.evaluation.figures import (
+    describe_number_of_shown_errors,
     describe_possible_mislabelling,
-    describe_shown_errors,
     make_evaluation_document_parts,
 )
 from vitascope.evaluation.report import Evaluation, Misclassification, spell_out_split_name
@@ -75,12 +75,12 @@ def render_html_report(model: Classifier, evaluation: Evaluation | None) -> str:
         model_html=model._repr_html_(),
         recipe=format_recipe_yaml(model.run.recipe),
         curves=[Picture.from_file(curves)] if curves.is_file() else [],
-        page_data=make_page_data(model, *examples),
+        page_data=build_report_script_data(model, *examples),
         stage_ratio=examples.images.shape[3] / examples.images.shape[2],
         evaluation_parts=make_evaluation_document_parts(evaluation, include_worst_errors=False) if evaluation else None,
         saved_evaluation=None if evaluation else _read_newest_saved_evaluation(model),
         errors=errors,
-        errors_description=describe_shown_errors(evaluation, len(errors)).capitalize() if evaluation else "",
+        errors_description=describe_number_of_shown_errors(evaluation, len(errors)).capitalize() if evaluation else "",
         mislabelling_note=describe_possible_mislabelling(len(errors)),
         statistics=_draw_model_statistics(model),
         import_map=_build_javascript_import_map(),
@@ -125,7 +125,7 @@ def choose_first_training_examples(model: Classifier) -> Examples:
     return Examples(images, captions)
 
 
-def make_page_data(subject: Classifier, images: UInt8Images, captions: list[str]) -> dict[str, Any]:
+def build_report_script_data(subject: Classifier, images: UInt8Images, captions: list[str]) -> dict[str, Any]:
     """Return the data of the page's script: one JSON object, with the arrays of each image in base64."""
     layout = get_token_layout(subject.model)
     examples = [
@@ -222,7 +222,9 @@ def compute_page_arrays_of_image(model: nn.Module, image: Images, stored_image: 
     """Return the arrays of one image: `image` is prepared for the model, `stored_image` holds its bytes."""
     inputs = build_attribution_inputs(model, image)
     maps, maps_scale = quantise_rows_to_uint8(torch.cat(inputs.maps_and_gradients[0]))  # block × head × query × key
-    relevance, relevance_scale = quantise_rows_to_uint8(inputs.relevance[0])  # query × key, for the predicted class
+    relevance, relevance_scale = quantise_rows_to_uint8(
+        inputs.relevance_without_identity[0]
+    )  # query × key, for the predicted class
     with torch.no_grad():
         logits = compute_logits(model, image)
     return {

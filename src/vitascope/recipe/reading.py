@@ -8,7 +8,12 @@ from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
 from vitascope.recipe.choices import OBJECTIVE_SECTIONS
 from vitascope.recipe.schema import Recipe, flatten_and_format_settings, flatten_sections
-from vitascope.recipe.sections import build_omegaconf_schema, find_needed_objective_sections, make_recipe_from_sections
+from vitascope.recipe.sections import (
+    NameAndText,
+    build_omegaconf_schema,
+    find_needed_objective_sections,
+    make_recipe_from_sections,
+)
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -46,7 +51,7 @@ RENAME_NOTES = {
 }
 
 
-def reject_outdated_settings(settings: Iterable[tuple[str, str]]) -> None:
+def reject_outdated_settings(settings: Iterable[NameAndText]) -> None:
     """Reject names and values of older versions and give the new ones."""
     for name, value in settings:
         if name in RENAMED:
@@ -138,21 +143,26 @@ def find_recipe_path(name_or_path: str) -> Path:
     )
 
 
-class RecipeArgs(NamedTuple):
-    """Command-line arguments: a recipe and settings (key=value)."""
+class OptionalRecipeArgs(NamedTuple):
+    """Command-line arguments: a recipe, if one is given, and settings (key=value)."""
 
     recipe: str | None
     overrides: list[str]
 
 
-def split_optional_recipe_args(args: list[str]) -> RecipeArgs:
+class RequiredRecipeArgs(NamedTuple):
+    recipe: str
+    overrides: list[str]
+
+
+def split_optional_recipe_args(args: list[str]) -> OptionalRecipeArgs:
     """Split arguments into recipe and settings. A first argument without '=' is the recipe."""
     if args and "=" not in args[0]:
-        return RecipeArgs(args[0], args[1:])
-    return RecipeArgs(None, args)
+        return OptionalRecipeArgs(args[0], args[1:])
+    return OptionalRecipeArgs(None, args)
 
 
-def split_required_recipe_args(args: Sequence[str] | None) -> tuple[str, list[str]]:
+def split_required_recipe_args(args: Sequence[str] | None) -> RequiredRecipeArgs:
     """Split arguments into recipe and settings; the recipe is required."""
     if not args or "=" in args[0]:
         width = max(map(len, list_recipe_names()))
@@ -160,7 +170,7 @@ def split_required_recipe_args(args: Sequence[str] | None) -> tuple[str, list[st
             f"  {name:<{width}}  {read_builtin_recipe_description(name)}" for name in list_recipe_names()
         )
         raise UserError(f"Give a recipe first: one of these, or a path to a .yaml file.\n{listed}")
-    return args[0], list(args[1:])
+    return RequiredRecipeArgs(args[0], list(args[1:]))
 
 
 def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, convert_old_names: bool = False) -> Recipe:
@@ -237,7 +247,7 @@ def _rename_old_settings(recipe: "DictConfig") -> "DictConfig":
     return new
 
 
-def _split_override(override: str) -> tuple[str, str]:
+def _split_override(override: str) -> NameAndText:
     """Split key=value."""
     key, _, value = override.partition("=")
     return key, value

@@ -12,8 +12,10 @@ from vitascope.recipe.schema import Recipe
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+NameAndText = tuple[str, str]  # a setting's name with its section, and its value as typed
 
-def find_needed_objective_sections(settings: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+
+def find_needed_objective_sections(settings: Iterable[NameAndText]) -> tuple[str, ...]:
     """Return the objectives that need their section: the one that is trained, and those with settings."""
     used = {value if name == "train.objective" else name.partition(".")[0] for name, value in settings}
     return tuple(name for name in OBJECTIVE_SECTIONS if name in used)

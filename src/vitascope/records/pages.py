@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from vitascope.draw.html import escape_markdown, format_markdown_table
+from vitascope.draw.html import Markdown, escape_markdown, format_markdown_table
 from vitascope.errors import UserError, format_count, suggest_choice
 from vitascope.evaluation.model_card import ModelCard
 from vitascope.inference.views import VIEW_DESCRIPTIONS
@@ -54,7 +54,7 @@ def read_page_and_fill_results_marks(
     return page
 
 
-def format_model_cards_of_all_records(results_folder: Path, cards_folder: Path) -> dict[Path, str]:
+def format_model_cards_of_all_records(results_folder: Path, cards_folder: Path) -> dict[Path, Markdown]:
     """Return the path and text of a model card for every record."""
     return {
         cards_folder / f"{path.stem}.md": make_model_card_of_record(read_record(path), path.name).format_markdown()
@@ -76,7 +76,7 @@ def _fill_results_mark(match: re.Match[str], page_path: Path, results_folder: Pa
     return f"{match[1]}{text}{match[4]}"
 
 
-def _check_and_format_results_of_kind(kind: str, results_folder: Path, names: list[str], page_path: Path) -> str:
+def _check_and_format_results_of_kind(kind: str, results_folder: Path, names: list[str], page_path: Path) -> Markdown:
     """Return the text of a mark; refuse a record that is of another kind."""
     if kind not in TRAINING_RECORD_KINDS:
         if not names:
@@ -147,7 +147,7 @@ def make_model_card_of_record(record: Record, record_file_name: str) -> ModelCar
     )
 
 
-def _format_record_results_for_card(record: Record) -> str:
+def _format_record_results_for_card(record: Record) -> Markdown:
     num_seeds = len(record.seeds)
     seeds = "both seeds" if num_seeds == 2 else "one seed"
     seeds = f"{CI_LABEL}, {num_seeds} seeds" if num_seeds >= MIN_SEEDS_FOR_INTERVAL else seeds

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from vitascope.draw.html import format_markdown_table
+from vitascope.draw.html import Markdown, format_markdown_table
 from vitascope.errors import format_count
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
@@ -26,13 +26,15 @@ from vitascope.training.hardware import count_train_flops_per_image
 
 def compute_train_flops_per_image(record: Record) -> float:
     """Compute training FLOPs per image, forward and backward, averaged over epochs that see only part of each image."""
-    model = ModelConfig(**_read_section_settings(record, "model", ModelConfig))
+    model = ModelConfig(**_get_section_settings_of_record(record, "model", ModelConfig))
     return count_train_flops_per_image(
-        Recipe(name="any", model=model, train=TrainConfig(**_read_section_settings(record, "train", TrainConfig)))
+        Recipe(
+            name="any", model=model, train=TrainConfig(**_get_section_settings_of_record(record, "train", TrainConfig))
+        )
     )
 
 
-def _read_section_settings(
+def _get_section_settings_of_record(
     record: Record, section: str, config_class: type[ModelConfig] | type[TrainConfig]
 ) -> dict[str, Any]:
     """Return the settings of one section that the record has; older records have fewer."""
@@ -41,7 +43,7 @@ def _read_section_settings(
     return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
 
 
-def format_from_scratch_flops_table(results_folder: Path, record_names: list[str]) -> str:
+def format_from_scratch_flops_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format accuracy, seconds and FLOPs, one row per record trained from scratch with labels."""
     rows, counts = [], []
     for path, record in read_named_or_all_records(results_folder, record_names):
@@ -63,7 +65,7 @@ def format_from_scratch_flops_table(results_folder: Path, record_names: list[str
     return format_markdown_table([*head, "training GFLOPs per image", "training PFLOPs"], rows)
 
 
-def format_records_table(results_folder: Path, record_names: list[str]) -> str:
+def format_records_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format one row per record and machine, with a wall-clock column if any record has that time."""
     rows, records = [], read_named_or_all_records(results_folder, record_names)
     accuracy = f"test accuracy ({describe_mean_notation_for_header(len(record.seeds) for _, record in records)})"
@@ -98,7 +100,7 @@ def format_records_table(results_folder: Path, record_names: list[str]) -> str:
     return format_markdown_table([*head, *(["wall clock"] if has_wall else []), "machine"], rows)
 
 
-def format_accuracy_and_time_targets_table(results_folder: Path, target_specs: list[str]) -> str:
+def format_accuracy_and_time_targets_table(results_folder: Path, target_specs: list[str]) -> Markdown:
     """Format targets (RECORD:PERCENT:SECONDS:SEEDS) and whether they were reached; the slowest seed counts."""
     rows, counts = [], []
     targets = [
@@ -136,13 +138,13 @@ def format_accuracy_and_time_targets_table(results_folder: Path, target_specs: l
     return format_markdown_table([*head, *(["wall clock"] if has_wall else []), "seeds", "reached"], rows)
 
 
-def format_model_card_links(results_folder: Path, record_names: list[str]) -> str:
+def format_model_card_links(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format links to the model cards."""
     names = [path.stem for path, _ in read_named_or_all_records(results_folder, record_names)]
     return ", ".join(f"[{name}]({{cards}}/{name}.md)" for name in names)
 
 
-def format_result_sentence(results_folder: Path, record_names: list[str]) -> str:
+def format_result_sentence(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format accuracy, time and machine, for the comment at the top of a recipe."""
     return "; ".join(
         f"{format_mean_test_accuracy(record)} test accuracy on {record.data} "
@@ -169,13 +171,13 @@ def _format_seed_count(num_seeds: int) -> str:
     return "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
 
 
-def join_mean_test_accuracies(results_folder: Path, record_names: list[str]) -> str:
+def join_mean_test_accuracies(results_folder: Path, record_names: list[str]) -> Markdown:
     return "; ".join(
         format_mean_test_accuracy(record) for _, record in read_named_or_all_records(results_folder, record_names)
     )
 
 
-ResultFormatter = Callable[[Path, list[str]], str]  # (results folder, record names) -> Markdown
+ResultFormatter = Callable[[Path, list[str]], Markdown]  # of the results folder and the records' names
 TRAINING_RECORD_KINDS = ("table", "targets", "cards", "sentence", "accuracy", "work")  # the others are for benchmarks
 RESULT_FORMATTERS: dict[str, ResultFormatter] = {  # kind of a results mark -> formatter
     "table": format_records_table,

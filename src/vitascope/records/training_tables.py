@@ -3,7 +3,7 @@
 from pathlib import Path
 from statistics import mean
 
-from vitascope.draw.html import format_markdown_table
+from vitascope.draw.html import Markdown, format_markdown_table
 from vitascope.records.ablation import (
     MIN_SEEDS_FOR_INTERVAL,
     ResidualNoise,
@@ -19,7 +19,7 @@ from vitascope.records.record import (
 )
 
 
-def format_pretrained_vs_scratch_table(results_folder: Path, record_names: list[str]) -> str:
+def format_pretrained_vs_scratch_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format results from scratch and from pretrained weights (`python -m benchmarks.pretrained`)."""
     groups: dict[tuple[str, str], list[BenchmarkRow]] = {}
     for row in read_benchmark_rows(results_folder, record_names):
@@ -37,7 +37,7 @@ def format_pretrained_vs_scratch_table(results_folder: Path, record_names: list[
     return format_markdown_table([*head, f"accuracy ({mean_format})", "seconds", "seconds with set-up"], lines)
 
 
-def format_small_data_ablation_table(results_folder: Path, record_names: list[str]) -> str:
+def format_small_data_ablation_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format the effect of each change (`python -m benchmarks.small_data`) against the first arm of the record."""
     lines, counts = [], []
     for name in record_names:
@@ -54,7 +54,7 @@ def format_small_data_ablation_table(results_folder: Path, record_names: list[st
     )
 
 
-def format_speedrun_ablation_table(results_folder: Path, record_names: list[str]) -> str:
+def format_speedrun_ablation_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format the effect of each part of a fast recipe (`python -m benchmarks.speedrun`) on accuracy and seconds, paired
     by seed, with confidence intervals from the noise pooled over all arms."""
     rows, lines = read_benchmark_rows(results_folder, record_names), []
@@ -78,7 +78,7 @@ def format_speedrun_ablation_table(results_folder: Path, record_names: list[str]
     return format_markdown_table([*head, f"difference in points ({pooled})", "difference in seconds (same)"], lines)
 
 
-def format_speedrun_length_and_size_table(results_folder: Path, record_names: list[str]) -> str:
+def format_speedrun_length_and_size_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format runs of different length and size (`python -m benchmarks.speedrun --called`)."""
     lines = []
     for arm in compare_arms_with_baselines(read_benchmark_rows(results_folder, record_names)):
@@ -101,7 +101,7 @@ def _format_difference_with_pooled_interval(differences: list[float], noise: Res
     return f"{scale * mean(differences):+.2f}{interval}"
 
 
-def format_accuracy_by_label_fraction_table(results_folder: Path, record_names: list[str]) -> str:
+def format_accuracy_by_label_fraction_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format accuracy by the fraction of the labels and the initial weights (`python -m benchmarks.pretraining`)."""
     rows = [row for row in read_benchmark_rows(results_folder, record_names) if row["kind"] == "fine-tuned"]
     fractions = sorted({row["labels"] for row in rows})
@@ -119,7 +119,7 @@ def format_accuracy_by_label_fraction_table(results_folder: Path, record_names: 
     return format_markdown_table(head, lines)
 
 
-def format_feature_probe_table(results_folder: Path, record_names: list[str]) -> str:
+def format_feature_probe_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format the accuracy of frozen features by k-nearest neighbours and by a linear probe."""
     rows = [row for row in read_benchmark_rows(results_folder, record_names) if row["kind"] == "features"]
     lines, counts = [], []

@@ -108,7 +108,7 @@ class RunComparison:
     differing_settings: dict[str, list[Any]]  # setting -> its value in each run
 
     @property
-    def run_names(self) -> list[str]:
+    def short_unique_run_names(self) -> list[str]:
         """Short unique names: the settings that differ, else the folder names."""
         settings = self.differing_settings | {
             key: [Path(str(name)).name for name in names]
@@ -134,7 +134,7 @@ class RunComparison:
         """Draw loss and accuracy of all runs."""
         from vitascope.draw.curves import draw_run_comparison
 
-        named_runs = zip(self.run_names, self.runs, strict=True)
+        named_runs = zip(self.short_unique_run_names, self.runs, strict=True)
         curves = {f"run {n}: {name}": extract_curves(run.metrics) for n, (name, run) in enumerate(named_runs, start=1)}
         caption = f"{len(self.runs)} runs. Solid lines: validation images. Dashed lines: training images."
         if any(summary.uses_linear_probe for summary in self.run_summaries):

@@ -10,7 +10,7 @@ from torch import nn
 from tests.explain.test_explain import KINDS, made, pictures
 from vitascope import UserError
 from vitascope.explain import attention_maps, get_token_layout, model_statistics
-from vitascope.explain.model_figures import _round_and_replace_nan
+from vitascope.explain.model_figures import _convert_to_rounded_lists_with_none_for_nan
 from vitascope.explain.subject import TokenLayout
 
 
@@ -62,7 +62,7 @@ def test_the_similarity_of_features_that_are_equal_for_all_images_is_undefined()
     found.add_batch([torch.randn(1, 6).expand(12, 6), torch.randn(12, 6)])
     matrix = found.compute_matrix()
     assert matrix[0].isnan().all() and matrix[1, 0].isnan() and matrix[1, 1].item() == pytest.approx(1)
-    assert _round_and_replace_nan(matrix) == [[None, None], [None, 1.0]]
+    assert _convert_to_rounded_lists_with_none_for_nan(matrix) == [[None, None], [None, 1.0]]
 
 
 @pytest.mark.parametrize("kind", KINDS)

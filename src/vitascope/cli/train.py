@@ -148,7 +148,7 @@ def check_machine() -> None:
     missing = machine.list_missing_packages()
     if "torch" not in missing:
         print("Devices (the first is the default)")
-        for device, description in machine.get_device_names().items():
+        for device, description in machine.get_device_names_by_type().items():
             print(f"  {device:<16} {description}")
         print("Precision")
         for number_format, speed in machine.measure_and_describe_precision_speeds().items():

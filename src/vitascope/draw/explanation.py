@@ -16,6 +16,7 @@ from vitascope.draw.style import add_caption, create_figure, escape_mathtext, se
 
 MAX_DETAIL_ALPHA = 0.2  # of the image's strongest details, drawn in white and black over a map
 REMOVED_COLOUR = "#888888"
+LINE_COLOURS = (*COLOURS, "#000000")
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
@@ -105,9 +106,6 @@ def outline_patch(panel: Axes, image: NDArray, grid_shape: tuple[int, int], patc
 
 def _compute_image_extent(image: NDArray) -> tuple[float, float, float, float]:
     return (0.0, image.shape[1], image.shape[0], 0.0)
-
-
-LINE_COLOURS = (*COLOURS, "#000000")
 
 
 def draw_deletion_and_insertion(

@@ -29,7 +29,7 @@ from vitascope.inference.classifier import Classifier
 from vitascope.inference.scoring import choose_inference_batch_size
 from vitascope.inference.views import check_views_match_training
 from vitascope.run.images import load_verified_run_split
-from vitascope.run.machine import get_device_names, get_device_or_cpu_name
+from vitascope.run.machine import get_device_names_by_type, get_device_or_cpu_name
 from vitascope.run.test_set_log import EntryId, add_test_use_entry, log_test_set_result, read_test_set_log
 from vitascope.run.wall_clock import (
     EVALUATE,
@@ -99,7 +99,7 @@ def _compute_evaluation_scores(logits: Logits, samples: Dataset, classes: list[s
         "confusion_matrix": confusion_matrix,
         "calibration": compute_calibration_and_scores(logits, samples.labels),
         "per_class": compute_class_scores(confusion_matrix, classes),
-        "worst_errors": find_worst_errors(logits, samples, classes),
+        "worst_errors": find_errors_with_lowest_true_probability(logits, samples, classes),
     }
 
 
@@ -147,7 +147,7 @@ def _add_test_use_entry_if_test_images(classifier: Classifier, eval_data: EvalDa
         images=len(eval_data.samples),
         views=views,
         weights=classifier.weights_label,
-        machine=get_device_or_cpu_name(get_device_names(), classifier.device.type),
+        machine=get_device_or_cpu_name(get_device_names_by_type(), classifier.device.type),
         data_hash=eval_data.samples.fingerprint(),
     )
 
@@ -158,7 +158,7 @@ def top_k_accuracy(logits: Logits, labels: Labels, k: int) -> float:
     return (top_classes == labels[:, None]).any(1).double().mean().item()
 
 
-def find_worst_errors(
+def find_errors_with_lowest_true_probability(
     logits: Logits, samples: Dataset, classes: list[str], max_errors: int = MAX_WORST_ERRORS
 ) -> list[Misclassification]:
     """Return the wrong predictions with the lowest probability of the true class, worst first."""

@@ -147,7 +147,7 @@ def _draw_reliability_diagram(evaluation: Evaluation) -> Figure:
     scaled_bins, legend_names = None, ("model", "")
     if scaling:
         scaled_bins, legend_names = (
-            _convert_nonempty_bins_to_tuples(scaling.bins),
+            _convert_nonempty_bins_for_drawing(scaling.bins),
             ("without temperature scaling", "after temperature scaling"),
         )
         intro = f"After temperature scaling (logits / {scaling.value:.2f}, {evaluation.temperature_note})"
@@ -155,10 +155,12 @@ def _draw_reliability_diagram(evaluation: Evaluation) -> Figure:
         text += f"{evaluation.temperature_warning} " if evaluation.temperature_warning else ""
     text += "Above the dashed line the model is under-confident, below it over-confident. "
     text += "Bars: gap to perfect calibration."
-    return draw_reliability_diagram(_convert_nonempty_bins_to_tuples(calibration.bins), scaled_bins, legend_names, text)
+    return draw_reliability_diagram(
+        _convert_nonempty_bins_for_drawing(calibration.bins), scaled_bins, legend_names, text
+    )
 
 
-def _convert_nonempty_bins_to_tuples(bins: list[CalibrationBin]) -> list[ReliabilityBin]:
+def _convert_nonempty_bins_for_drawing(bins: list[CalibrationBin]) -> list[ReliabilityBin]:
     return [
         ReliabilityBin(bin_.low, bin_.high, bin_.images, bin_.confidence, bin_.accuracy)
         for bin_ in bins

@@ -125,7 +125,7 @@ def blur_relative_to_image_size(images: Images) -> Images:
     return F.conv2d(rows, weights[:, :, None], groups=images.shape[1])
 
 
-def attribute_at_random(inputs: AttributionInputs) -> PatchHeatmap:
+def attribute_at_random_with_fixed_seed(inputs: AttributionInputs) -> PatchHeatmap:
     """Baseline: a random order of patches for every image, equal at every call."""
     generator = torch.Generator().manual_seed(0)
     return torch.rand(len(inputs.images), inputs.layout.rows, inputs.layout.columns, generator=generator).to(
@@ -143,7 +143,7 @@ def measure_faithfulness(
     """Measure all methods and a random order; the most faithful (insertion minus deletion) first."""
     inputs = build_attribution_inputs(model, images)
     curves = {}
-    for name, method in {**METHODS, "random": attribute_at_random}.items():
+    for name, method in {**METHODS, "random": attribute_at_random_with_fixed_seed}.items():
         if methods is not None and name not in (*methods, "random"):
             continue
         if on_method_start:

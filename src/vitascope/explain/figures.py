@@ -25,7 +25,7 @@ from vitascope.explain.attribution import (
 from vitascope.explain.faithfulness import (
     Faithfulness,
     FaithfulnessCurves,
-    attribute_at_random,
+    attribute_at_random_with_fixed_seed,
     compute_deletion_and_insertion_curves,
     summarise_and_rank_faithfulness,
 )
@@ -130,7 +130,7 @@ def write_explanation_figures(
     report.files += _write_logit_lens_figures(subject, inputs, names, output_folder)
     curves = {
         method: compute_deletion_and_insertion_curves(inputs, heatmap)
-        for method, heatmap in {**heatmaps, "random": attribute_at_random(inputs)}.items()
+        for method, heatmap in {**heatmaps, "random": attribute_at_random_with_fixed_seed(inputs)}.items()
     }
     report.files += _write_faithfulness_figure(curves, len(inputs.images), output_folder)
     report.faithfulness = summarise_and_rank_faithfulness(curves)

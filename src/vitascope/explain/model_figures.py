@@ -86,7 +86,7 @@ def _compute_token_norm_median_q95_max(tokens: Tensor) -> Tensor:
     return torch.stack([token_norms.quantile(0.5), token_norms.quantile(0.95), token_norms.amax()])
 
 
-def write_model_statistics(
+def write_model_statistics_figures_and_json(
     subject: Classifier, images: Images, labels: list[int] | None, images_description: str, output_folder: Path
 ) -> list[Path]:
     """Write the probes of at least eight prepared images; `images_description` is, e.g., validation."""
@@ -151,16 +151,18 @@ class RunImages(NamedTuple):
     description: str  # validation, training or test
 
 
-def write_model_statistics_if_possible(
+def write_model_statistics_if_enough_images(
     subject: Classifier, run_images: RunImages | None, given_images: UInt8Images, output_folder: Path
 ) -> list[Path]:
     """Write probes over the run's own images, or over the given ones if there are enough; otherwise nothing."""
     if run_images is not None:
-        return write_model_statistics(
+        return write_model_statistics_figures_and_json(
             subject, run_images.images, run_images.labels, run_images.description, output_folder
         )
     return (
-        write_model_statistics(subject, subject.preprocessing(given_images), None, "given", output_folder)
+        write_model_statistics_figures_and_json(
+            subject, subject.preprocessing(given_images), None, "given", output_folder
+        )
         if len(given_images) >= MIN_IMAGES
         else []
     )
@@ -234,13 +236,13 @@ def _write_feature_pca_figure(
 
 def _build_statistics_json(statistics: ProbeStatistics, num_images: int) -> dict[str, Any]:
     rounded = {
-        name: _round_and_replace_nan(getattr(statistics, name))
+        name: _convert_to_rounded_lists_with_none_for_nan(getattr(statistics, name))
         for name in ("distance", "entropy", "norms", "likeness", "lens")
     }
     return {"images": num_images, **rounded}
 
 
-def _round_and_replace_nan(values: Tensor) -> list[Any]:
+def _convert_to_rounded_lists_with_none_for_nan(values: Tensor) -> list[Any]:
     """Return nested lists; JSON has no NaN, so an undefined value is None."""
     rounded = np.round(values.numpy().astype(float), 5)
     with_none = rounded.astype(object)

@@ -32,7 +32,7 @@ from vitascope.evaluation.figures import (
 )
 from vitascope.evaluation.report import Evaluation, Misclassification, spell_out_split_name
 from vitascope.explain.attribution import METHODS, build_attribution_inputs, uses_sequence_pooling
-from vitascope.explain.model_figures import load_preprocessed_run_images, write_model_statistics
+from vitascope.explain.model_figures import load_preprocessed_run_images, write_model_statistics_figures_and_json
 from vitascope.explain.subject import get_token_layout
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.open_model import open_model
@@ -203,7 +203,7 @@ def _draw_model_statistics(subject: Classifier) -> list[Picture]:
     if run_images is None:
         return []
     with TemporaryDirectory() as folder:
-        files = write_model_statistics(
+        files = write_model_statistics_figures_and_json(
             subject, run_images.images, run_images.labels, run_images.description, Path(folder)
         )
         return [Picture.from_file(path) for path in files if path.suffix == ".png"]

@@ -26,7 +26,7 @@ from vitascope.explain.model_figures import (
     ProbeStatistics,
     compute_head_and_block_statistics,
     load_preprocessed_run_images,
-    write_model_statistics_if_possible,
+    write_model_statistics_if_enough_images,
 )
 from vitascope.explain.subject import denormalize_images, get_token_layout
 from vitascope.inference.classifier import Classifier
@@ -163,7 +163,9 @@ def write_explanations_and_statistics(
     run_images = load_preprocessed_run_images(subject, split) if analysis else None
     report = write_explanation_figures(subject, loaded_images, request, output_folder)
     if analysis:
-        report.files += write_model_statistics_if_possible(subject, run_images, loaded_images.images, output_folder)
+        report.files += write_model_statistics_if_enough_images(
+            subject, run_images, loaded_images.images, output_folder
+        )
         report.files += write_snapshot_figures_if_any(
             subject, subject.preprocessing(loaded_images.images), output_folder
         )

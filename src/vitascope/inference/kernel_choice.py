@@ -131,11 +131,11 @@ def choose_fastest_kernels(model: VisionTransformer, workload: KernelWorkload) -
     """Return the fastest kernel of each layer; empty on a CPU. Norms of a compiled model are left to the compiler."""
     return {
         name: _look_up_or_measure_fastest_kernel(layer, workload)
-        for name, layer in make_gpu_layer_calls(model, workload).items()
+        for name, layer in make_layer_calls_for_kernel_choice(model, workload).items()
     }
 
 
-def make_gpu_layer_calls(model: VisionTransformer, workload: KernelWorkload) -> dict[str, LayerCall]:
+def make_layer_calls_for_kernel_choice(model: VisionTransformer, workload: KernelWorkload) -> dict[str, LayerCall]:
     """Return the layers of a block whose kernels can be chosen, by name; none on a CPU."""
     block, config = model.blocks[0], model.config
     weight = next(model.parameters())

@@ -41,7 +41,7 @@ class Recipe:
                 "random. Set data.augment.flip_mode=random."
             )
         if self.train.patch_share < 1:
-            _check_patch_share(self.train, self.model)
+            _check_patch_dropout_settings(self.train, self.model)
         if self.train.whiten and (self.model.tokenizer != "patch" or self.weights):
             raise UserError(
                 "train.whiten initializes the patch projection. It needs model.tokenizer=patch and no weights=…."
@@ -59,7 +59,7 @@ class Recipe:
             objective.check_recipe(self)
 
 
-def _check_patch_share(train: TrainConfig, model: ModelConfig) -> None:
+def _check_patch_dropout_settings(train: TrainConfig, model: ModelConfig) -> None:
     setting, num_kept = f"train.patch_share={train.patch_share}", train.count_kept_patches(model.num_patches)
     if not train.patch_share_until:
         raise UserError(f"{setting} has no effect with train.patch_share_until=0. Remove one of them.")

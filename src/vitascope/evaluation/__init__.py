@@ -1,1 +1,1 @@
-"""Evaluate a trained model: metrics, calibration, robustness, features and probes; save or share it with a model card."""
+"""Evaluate a trained model: metrics, calibration, robustness and probes; save or share it with a model card."""

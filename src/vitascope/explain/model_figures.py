@@ -103,8 +103,7 @@ def write_model_statistics_figures_and_json(
         f"{_make_block_cka_caption(layout.reads_class_token)} Early predictions: the classifier is applied after each "
         "block."
     )
-    fields = "distance", "entropy", "norms", "likeness", "lens"
-    arrays = (getattr(statistics, field).numpy() for field in fields)
+    arrays = (getattr(statistics, field).numpy() for field in ("distance", "entropy", "norms", "likeness", "lens"))
     files = save_png_and_svg(
         draw_block_statistics(*arrays, num_tokens=layout.num_prefix_tokens + layout.num_patches, caption_text=text),
         output_folder / "probes-blocks",

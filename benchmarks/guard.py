@@ -19,7 +19,7 @@ from benchmarks.race import Implementation, compute_speedup, time_implementation
 from benchmarks.records import Record, Row
 from benchmarks.trees import export_commit
 from vitascope.errors import UserError
-from vitascope.run.machine import get_device_names, get_device_or_cpu_name
+from vitascope.run.machine import get_device_names_by_type, get_device_or_cpu_name
 
 MIN_RELATIVE_SPEED = 0.9  # fraction of the recorded ratio; allows for the noise of a short benchmark
 
@@ -62,7 +62,7 @@ def main() -> None:
     record = json.loads(args.record.read_text(encoding="utf-8"))
     recorded_machine, this_machine = (
         get_device_or_cpu_name(machine, get_record_device(record))
-        for machine in (record["machine"], get_device_names())
+        for machine in (record["machine"], get_device_names_by_type())
     )
     if recorded_machine != this_machine and not args.against:
         sys.exit(

@@ -19,8 +19,8 @@ from vitascope.inference.kernel_choice import (
     KernelTable,
     KernelWorkload,
     find_fastest_kernel_by_timing,
-    make_gpu_layer_calls,
     make_kernel_key,
+    make_layer_calls_for_kernel_choice,
     read_kernel_table_or_empty,
 )
 from vitascope.model.config import ModelConfig
@@ -58,7 +58,7 @@ def measure_kernel_choices(recipe: Recipe, known_choices: KernelTable) -> Kernel
     torch.manual_seed(0)
     model, choices = VisionTransformer(find_model_config(recipe)).cuda().train(), {}
     for used_model, workload in list_kernel_uses(recipe, model):
-        for layer in make_gpu_layer_calls(used_model, workload).values():
+        for layer in make_layer_calls_for_kernel_choice(used_model, workload).values():
             key = str(make_kernel_key(layer, workload))
             if key not in known_choices and key not in choices:
                 choices[key] = find_fastest_kernel_by_timing(layer, workload)

@@ -20,7 +20,7 @@ from vitascope.inference.hardware import choose_or_check_device
 from vitascope.inference.views import check_views_match_training
 from vitascope.recipe.augmentation import resolve_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.schema import Recipe, format_value
+from vitascope.recipe.schema import Recipe, format_value_for_command_line
 from vitascope.records.ablation import (
     compare_arms_with_baselines,
     estimate_residual_noise,
@@ -107,7 +107,7 @@ def select_valid_arms(
     kept = []
     for name in arm_names:
         try:
-            more = [f"{key}={format_value(value)}" for key, value in ARMS[name].items()]
+            more = [f"{key}={format_value_for_command_line(value)}" for key, value in ARMS[name].items()]
             changed = _fill_in_augmentation(read_recipe(recipe_name, [*words, *more]))
         except UserError as error:
             print(f"Skipped: {name}. {error}")

@@ -34,7 +34,7 @@ def fake_gpu(monkeypatch):
         measured.append((part, use))
         return "default" if "own" not in part.module.KERNELS else "own"
 
-    monkeypatch.setattr(kernel_table, "make_gpu_layer_calls", tell_parts)
+    monkeypatch.setattr(kernel_table, "make_layer_calls_for_kernel_choice", tell_parts)
     monkeypatch.setattr(kernel_table, "find_fastest_kernel_by_timing", measure)
     return measured
 

@@ -83,7 +83,7 @@ def test_the_guard_selects_rows_of_every_record(name) -> None:
 
 def test_the_guard_does_not_compare_machines(monkeypatch) -> None:
     monkeypatch.setattr(
-        guard, "get_device_names", lambda: {"cpu": "Abacus, 2 cores, 2 threads", "system": "Linux x86_64"}
+        guard, "get_device_names_by_type", lambda: {"cpu": "Abacus, 2 cores, 2 threads", "system": "Linux x86_64"}
     )
     monkeypatch.setattr("sys.argv", ["guard"])
     with pytest.raises(

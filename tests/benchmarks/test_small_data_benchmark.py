@@ -7,7 +7,7 @@ import pytest
 from benchmarks import small_data
 from vitascope.data.config import AugmentConfig, resolve_augmentation
 from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.schema import Recipe, format_value
+from vitascope.recipe.schema import Recipe, format_value_for_command_line
 
 
 def read(arm: str, base: str) -> Recipe:
@@ -15,7 +15,11 @@ def read(arm: str, base: str) -> Recipe:
         base=base, data="cifar10", tune=True, labels=1.0, epochs=20, device="cpu", compile="never", lr=None
     )
     return read_recipe(
-        "cifar10", [f"{key}={format_value(value)}" for key, value in small_data.make_settings(arm, asked).items()]
+        "cifar10",
+        [
+            f"{key}={format_value_for_command_line(value)}"
+            for key, value in small_data.make_settings(arm, asked).items()
+        ],
     )
 
 

@@ -16,7 +16,7 @@ from vitascope.draw.html import (
     TEMPLATES_FOLDER,
     escape_markdown,
     find_number_columns,
-    format_markdown_code,
+    format_markdown_inline_code,
     format_markdown_table,
     make_html_table,
     render_template,
@@ -59,7 +59,7 @@ def test_escaped_markdown_is_read_as_the_same_text(text: str) -> None:
 @given(ONE_LINE)
 def test_code_in_markdown_is_read_as_the_same_text(text: str) -> None:
     expected = escape(" ".join(text.split()), quote=False).replace('"', "&quot;")
-    assert MarkdownIt().render(format_markdown_code(text)) == f"<p><code>{expected}</code></p>\n"
+    assert MarkdownIt().render(format_markdown_inline_code(text)) == f"<p><code>{expected}</code></p>\n"
 
 
 @pytest.mark.parametrize("text", MARKUP)

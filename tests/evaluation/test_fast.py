@@ -9,7 +9,11 @@ from torch import nn
 
 from vitascope import ModelConfig, VisionTransformer, open_model
 from vitascope.inference import fast
-from vitascope.inference.fast import CudaGraphInference, build_fastest_feature_function, load_or_measure_accuracy_loss
+from vitascope.inference.fast import (
+    CudaGraphInference,
+    build_fastest_feature_function,
+    load_or_measure_accuracy_loss_points,
+)
 from vitascope.model.precision import Int8Linear
 from vitascope.run import machine
 
@@ -78,7 +82,7 @@ def test_what_loses_too_much_or_cannot_be_checked_is_not_used(run, int8_wins, mo
         (None, "float32: the accuracy of int8 cannot be checked, because the run's images are not available"),
     )
     for lost, words in cases:
-        monkeypatch.setattr(fast, "load_or_measure_accuracy_loss", lambda *_, lost=lost: lost)
+        monkeypatch.setattr(fast, "load_or_measure_accuracy_loss_points", lambda *_, lost=lost: lost)
         model = open_model(run.path, fast=True)
         assert model.fast.description.startswith(words)
         with torch.no_grad():
@@ -91,7 +95,7 @@ def test_points_lost_are_counted_on_the_run_s_own_images(run) -> None:
     def blind(images: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(images), model.config.embed_dim)
 
-    lost = load_or_measure_accuracy_loss(model.model, blind, "blind", run, model.info)
+    lost = load_or_measure_accuracy_loss_points(model.model, blind, "blind", run, model.info)
     assert 20 < lost < 95  # it always says the same class
     assert json.loads((run.path / "fast.json").read_text())["blind"]["points_lost"] == lost
 
@@ -124,7 +128,7 @@ def test_the_probe_stops_early_where_a_format_is_hopeless(monkeypatch, hopeless,
 class ByHand(CudaGraphInference):
     """Instead of a graph, the model itself on the static batch."""
 
-    def _capture_graph(self, size, like):
+    def _capture_and_store_feature_graph(self, size, like):
         inputs, output = torch.zeros(size, *like.shape[1:]), torch.zeros(size, self.model.config.embed_dim)
 
         class Graph:

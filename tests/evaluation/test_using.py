@@ -14,8 +14,8 @@ from vitascope import UserError
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.evaluation.embedding import compute_features_of_image_files, find_similar_images
 from vitascope.evaluation.figures import (
+    describe_number_of_shown_errors,
     describe_possible_mislabelling,
-    describe_shown_errors,
     draw_evaluation_figures,
     write_evaluation_json_and_figures,
 )
@@ -265,8 +265,8 @@ def test_the_report_and_its_pictures_are_in_the_run_and_in_a_notebook(run) -> No
     folder = write_evaluation_json_and_figures(found)
     assert folder == run.path / "evaluation" / "val"
     count = 90 - found.num_correct
-    assert describe_shown_errors(found, count - 1) == f"the worst {count - 1} of {count} errors"
-    assert describe_shown_errors(found, count) == f"all {count} errors"
+    assert describe_number_of_shown_errors(found, count - 1) == f"the worst {count - 1} of {count} errors"
+    assert describe_number_of_shown_errors(found, count) == f"all {count} errors"
     assert sorted(p.name for p in folder.iterdir()) == [
         *("confusion.png", "errors.png", "reliability.png", "report.json", "robustness.png"),
     ]
@@ -282,7 +282,7 @@ def test_other_data_is_matched_by_the_names_of_its_classes(run, tmp_path) -> Non
     (tmp_path / "files" / "3").rmdir()  # a class less: numbers would be off by one
     found = vitascope.open_model(run).evaluate(data=str(tmp_path / "files"))
     kept = test.labels != 3
-    said = vitascope.open_model(run).compute_stored_logits(test.images).argmax(1)
+    said = vitascope.open_model(run).compute_logits_of_stored_images(test.images).argmax(1)
     assert found.accuracy == pytest.approx((said == test.labels)[kept].float().mean().item())
     assert found.eval_data.split == "all" and found.per_class["3"].recall is None
     assert found.worst_errors[0].file in [str(path.resolve()) for path in paths]
@@ -317,7 +317,7 @@ def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> No
             write_evaluation_json_and_figures(model.evaluate(views=views, robust=False)).name == f"test-{views}-views"
         )
     assert [opening.views for opening in read_test_set_log(run)] == [2, 6, 10]
-    six = model.compute_stored_logits(images, views=6).double().softmax(1)
+    six = model.compute_logits_of_stored_images(images, views=6).double().softmax(1)
     said = model.predict(images, views=6)
     assert [item.probability for item in said] == pytest.approx(six.amax(1).tolist())
 

@@ -9,7 +9,7 @@ from tests.training.tiny import shared_run
 from vitascope import ModelConfig, open_model
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.explain import METHODS, attention_maps, explain, model_statistics, rollout
-from vitascope.explain.attribution import build_attribution_inputs, choose_target_classes
+from vitascope.explain.attribution import build_attribution_inputs, choose_target_or_predicted_classes
 from vitascope.explain.model_figures import compute_head_and_block_statistics
 from vitascope.inference.classifier import Classifier
 from vitascope.model.replay import make_logits_function_with_fixed_token_groups, replay
@@ -70,7 +70,7 @@ def test_a_reduced_model_is_explained_by_every_method_on_its_own_predictions(red
         assert heatmap.shape == (2, 4, 4) and torch.isfinite(heatmap).all()
         assert heatmap.abs().max() > 0 or method == "gradient"  # which may be negative everywhere, so 0
     with torch.no_grad():
-        assert torch.equal(choose_target_classes(model, images, None), model(images).argmax(1))
+        assert torch.equal(choose_target_or_predicted_classes(model, images, None), model(images).argmax(1))
         hidden = images[:1].clone()
         hidden[..., 4:8, 8:12] = 0
         fall = model(images)[0].softmax(0)[3] - model(hidden)[0].softmax(0)[3]
@@ -103,7 +103,7 @@ def test_statistics_of_a_reduced_model_end_with_its_prediction(pool, reduction) 
     statistics = compute_head_and_block_statistics(subject, images)
     assert statistics.lens[-1] == 1 and statistics.distance.shape == (3, 2)
     assert (statistics.distance > 0).all() and (statistics.distance < 18**0.5).all()
-    states = model_statistics.record_hidden_states(model, images)
+    states = model_statistics.compute_hidden_states_of_all_tokens(model, images)
     assert {state.shape for state in states} == {(8, 17, 16)}
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from tests.explain.test_explain import KINDS, made, pictures
 from vitascope import UserError
 from vitascope.explain import attention_maps, get_token_layout, model_statistics
-from vitascope.explain.model_figures import _round_and_replace_nan
+from vitascope.explain.model_figures import _convert_to_rounded_lists_with_none_for_nan
 from vitascope.explain.subject import TokenLayout
 
 
@@ -62,14 +62,14 @@ def test_the_similarity_of_features_that_are_equal_for_all_images_is_undefined()
     found.add_batch([torch.randn(1, 6).expand(12, 6), torch.randn(12, 6)])
     matrix = found.compute_matrix()
     assert matrix[0].isnan().all() and matrix[1, 0].isnan() and matrix[1, 1].item() == pytest.approx(1)
-    assert _round_and_replace_nan(matrix) == [[None, None], [None, 1.0]]
+    assert _convert_to_rounded_lists_with_none_for_nan(matrix) == [[None, None], [None, 1.0]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_block_s_lens_is_the_model_s_answer(kind) -> None:
     model = made(**KINDS[kind])
     images = pictures(model)
-    states = model_statistics.record_hidden_states(model, images)
+    states = model_statistics.compute_hidden_states_of_all_tokens(model, images)
     assert len(states) == 4
     with torch.no_grad():
         torch.testing.assert_close(states[0], model.embed(images))
@@ -93,7 +93,7 @@ def test_timm_and_transformers_models_are_probed_too() -> None:
     nn.init.normal_(theirs.head.weight)
     for model, depth in ((theirs, 12), (ViTForImageClassification(config).eval(), 3)):
         images, layout = pictures(model, 2), get_token_layout(model)
-        states = model_statistics.record_hidden_states(model, images)
+        states = model_statistics.compute_hidden_states_of_all_tokens(model, images)
         assert len(states) == depth + 1 == len(attention_maps(model, images)) + 1
         with torch.no_grad():
             answer = model(images)
@@ -103,7 +103,7 @@ def test_timm_and_transformers_models_are_probed_too() -> None:
                 atol=1e-4,
                 rtol=0,
             )
-        likeness = model_statistics.compute_position_embedding_similarity(model, layout)
+        likeness = model_statistics.compute_position_similarity_matrix(model, layout.num_patches)
         torch.testing.assert_close(likeness.diagonal(), torch.ones(16))
 
 
@@ -134,4 +134,4 @@ def test_the_initial_tokens_contain_positions_only_if_they_are_added() -> None:
 def test_a_model_without_positions_says_so() -> None:
     model = made(class_token=False, global_pool="avg", positions="rotary")
     with pytest.raises(UserError, match="has no position embedding"):
-        model_statistics.compute_position_embedding_similarity(model, get_token_layout(model))
+        model_statistics.compute_position_similarity_matrix(model, get_token_layout(model).num_patches)

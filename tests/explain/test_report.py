@@ -19,8 +19,8 @@ from vitascope.explain.attribution import build_attribution_inputs
 from vitascope.explain.report import (
     PAGE_FOLDER,
     choose_errors_and_correct_examples,
-    compute_quantised_maps_and_relevance,
-    write_html_report,
+    compute_page_arrays_of_image,
+    evaluate_and_write_html_report,
 )
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -39,13 +39,13 @@ def made(tmp_path_factory):
     run = tiny_run(tmp_path_factory.mktemp("reported"), **settings)
     model = open_model(run.path)
     images, words = choose_errors_and_correct_examples(model, model.evaluate("val", robust=False))
-    return write_html_report(run.path), model, images, words
+    return evaluate_and_write_html_report(run.path), model, images, words
 
 
 def test_maps_in_bytes_are_the_maps(made) -> None:
     _, model, images, _ = made
     image = model.info.preparation(images[:1])
-    stored = compute_quantised_maps_and_relevance(model.model, image, images[:1])
+    stored = compute_page_arrays_of_image(model.model, image, images[:1])
     maps = torch.cat(attention_maps(model.model, image)).numpy()
     back = stored["maps"] * stored["maps_scale"][..., None]
     assert np.abs(back - maps).max() <= 0.002 * maps.max()
@@ -85,7 +85,7 @@ def test_class_and_file_names_like_markup_stay_text_on_every_page(tmp_path) -> N
     photos = write_photos_of_odd_classes(tmp_path / "photos")
     run = tiny_run(tmp_path, **{"data.name": str(photos), "train.batch_size": 8, "data.validation": 0.5})
     model = open_model(run.path)
-    page = write_html_report(run.path).read_text(encoding="utf-8")
+    page = evaluate_and_write_html_report(run.path).read_text(encoding="utf-8")
     predictions = model.predict(sorted((photos / ODD_NAMES[0]).iterdir()))
     views = [page, *(view._repr_html_() for view in (model, predictions, model.evaluate("val", robust=False)))]
     for html in views:
@@ -184,7 +184,7 @@ def test_relevance_in_the_page_is_relevance(made, browser_page) -> None:
     asked, page = build_attribution_inputs(model.model, model.info.preparation(images[:1])), browser_page
     page.locator("[name=example]").select_option("0")
     page.locator("[name=map]").select_option("relevance")
-    layout, counts = asked.layout, asked.relevance[0]
+    layout, counts = asked.layout, asked.relevance_without_identity[0]
     page.locator(".stage-grid button").nth(5).hover()
     row = counts[layout.num_prefix_tokens + 5]
     wanted = (row / row.sum())[layout.num_prefix_tokens :]

@@ -258,7 +258,7 @@ def test_maps_that_are_not_the_model_s_are_refused(tmp_path, monkeypatch) -> Non
 def test_a_file_that_says_nothing_at_all_is_refused() -> None:
     model, pictures = loud(TINY), images_for(TINY, 10)
     for answer in (torch.full((1, 3), float("nan")), torch.zeros(1, 4)):
-        apart = verify.compute_max_relative_errors(
+        apart = verify.compute_max_relative_error_per_output(
             model, lambda images, said=answer: [said.expand(len(images), -1)], pictures
         )
         with pytest.raises(UserError, match="The exported logits differ"):

@@ -66,7 +66,7 @@ def list_calls(classifier: Classifier, folder: Path) -> list[Callable[[], Any]]:
     prepared = classifier.preprocessing(STORED)
     calls: list[Callable[[], Any]] = [lambda f=f, x=x: f(x) for x in inputs for f in methods]
     calls += [lambda: classifier(prepared[:5]).detach(), torch.no_grad()(lambda: classifier(prepared))]
-    return [*calls, lambda: classifier.compute_stored_logits(STORED, views=10)]
+    return [*calls, lambda: classifier.compute_logits_of_stored_images(STORED, views=10)]
 
 
 def describe_state(classifier: Classifier) -> list[Any]:

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from vitascope import UserError
 from vitascope.recipe.reading import SETTING_ALIASES, list_recipe_names, read_model_config, read_recipe
 from vitascope.recipe.schema import Recipe, convert_recipe_to_dict, find_non_default_settings
-from vitascope.recipe.sections import build_schema
+from vitascope.recipe.sections import build_omegaconf_schema
 
 
 @pytest.mark.parametrize("name", list_recipe_names())
@@ -73,7 +73,7 @@ def test_an_invalid_setting_is_rejected_in_one_line(name, words, sentence) -> No
 
 
 def test_every_alias_of_a_setting_names_a_setting_that_exists() -> None:
-    settings = build_schema()
+    settings = build_omegaconf_schema()
     for alias, setting in SETTING_ALIASES.items():
         section, name = setting.split(".")
         assert name in settings[section] and alias not in settings[section]

@@ -20,9 +20,9 @@ from vitascope.records.ablation import (
     format_mean_difference_or_values,
     format_percent_mean_or_values,
 )
-from vitascope.records.pages import make_record_card, read_page_and_fill_results_marks
+from vitascope.records.pages import make_model_card_of_record, read_page_and_fill_results_marks
 from vitascope.records.record import (
-    _get_test_seconds_or_zero,
+    _get_test_seconds_or_zero_if_other_machine,
     check_record_name,
     evaluate_and_make_record,
     read_record,
@@ -75,12 +75,12 @@ def test_a_gpus_first_batch_counts_in_the_cold_seconds_only() -> None:
     found = {"accuracy": 0.9, "seconds": 0.5, "set_up_seconds": 2.0}
     opening = EvalLogEntry(1, 1, "digits", "test", 1, "last", "Box", None, found)
     assert (
-        _get_test_seconds_or_zero(opening, "Box") == 0.5
-        and _get_test_seconds_or_zero(opening, "Box", include_setup=True) == 2.5
+        _get_test_seconds_or_zero_if_other_machine(opening, "Box") == 0.5
+        and _get_test_seconds_or_zero_if_other_machine(opening, "Box", include_setup=True) == 2.5
     )
-    assert _get_test_seconds_or_zero(opening, "Another", include_setup=True) == 0.0
+    assert _get_test_seconds_or_zero_if_other_machine(opening, "Another", include_setup=True) == 0.0
     older = replace(opening, result={"accuracy": 0.9, "seconds": 0.5})
-    assert _get_test_seconds_or_zero(older, "Box", include_setup=True) == 0.5
+    assert _get_test_seconds_or_zero_if_other_machine(older, "Box", include_setup=True) == 0.5
 
 
 def test_the_command_of_a_record_trains_the_same_recipe(tmp_path) -> None:
@@ -138,7 +138,7 @@ def test_runs_on_folders_are_compared_with_their_paths_and_named_without(tmp_pat
     ]
     comparison = compare_runs(runs)
     assert comparison.differing_settings["data.name"] == ["/images/one/tiny10", "/images/two/tiny10", "digits"]
-    assert compare_runs(runs[1:]).run_names == ["name=tiny10", "name=digits"]
+    assert compare_runs(runs[1:]).short_unique_run_names == ["name=tiny10", "name=digits"]
 
 
 def test_records_of_one_name_from_different_machines_are_kept_apart(pair, tmp_path) -> None:
@@ -236,11 +236,11 @@ def test_steady_seconds_exclude_the_set_up_of_the_first_epoch() -> None:
 
 def test_a_card_has_the_numbers_of_the_record(pair) -> None:
     record = replace(evaluate_and_make_record(pair, "tiny"), test_accuracy=[0.9, 0.92], commit="feed")
-    text = make_record_card(record, "tiny.json").format_markdown()
+    text = make_model_card_of_record(record, "tiny.json").format_markdown()
     assert "**90.00, 92.00 %** (both seeds" in text and "| 1 | 90.00 %" in text and "commit `feed`" in text
     assert (
         "None"
-        not in make_record_card(
+        not in make_model_card_of_record(
             replace(record, recall=record.recall | {"0": [None, None]}), "tiny.json"
         ).format_markdown()
     )

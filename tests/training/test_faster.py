@@ -188,7 +188,7 @@ def test_turns_are_refused_where_they_would_be_ignored() -> None:
 def test_one_epoch_at_least_is_small_and_the_last_is_whole() -> None:
     for epochs, share, small in ((10, 0.5, 5), (10, 0.01, 1), (10, 1.0, 9), (2, 0.9, 1), (1, 0.5, 0)):
         train = replace(read_recipe("cifar10", ["train.patch_share=0.5"]).train, epochs=epochs, patch_share_until=share)
-        assert train.num_patch_share_epochs == small
+        assert train.num_patch_dropout_epochs == small
 
 
 def test_a_single_epoch_uses_all_patches(tmp_path) -> None:

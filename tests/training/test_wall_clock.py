@@ -11,7 +11,7 @@ import pytest
 
 import vitascope
 from tests.training.tiny import tiny_run
-from vitascope.records.pages import make_record_card
+from vitascope.records.pages import make_model_card_of_record
 from vitascope.records.record import evaluate_and_make_record, read_record, write_record_per_machine
 from vitascope.records.tables import RESULT_FORMATTERS
 from vitascope.run import wall_clock
@@ -107,7 +107,7 @@ def test_a_record_adds_training_and_evaluation_where_both_are_known_and_tables_s
     for page in (
         RESULT_FORMATTERS["table"](tmp_path, []),
         RESULT_FORMATTERS["targets"](tmp_path, ["tiny:90:10:1"]),
-        make_record_card(record, path.name).format_markdown(),
+        make_model_card_of_record(record, path.name).format_markdown(),
     ):
         head, _, row = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|")][:3]
         assert len(row) == len(head) and float(row[head.index("wall clock")]) == pytest.approx(total, abs=0.5)
@@ -117,7 +117,7 @@ def test_a_record_adds_training_and_evaluation_where_both_are_known_and_tables_s
     assert read_record(path) == replace(record, wall_seconds=None)
     for kind, names in {"table": [], "targets": ["tiny:90:10:1"], "sentence": ["tiny"]}.items():
         assert "wall" not in RESULT_FORMATTERS[kind](tmp_path, names)
-    assert "Wall" not in make_record_card(read_record(path), path.name).format_markdown()
+    assert "Wall" not in make_model_card_of_record(read_record(path), path.name).format_markdown()
 
 
 def test_a_record_of_a_run_that_was_trained_and_scored_in_one_process_counts_the_training_once(fresh, tmp_path) -> None:

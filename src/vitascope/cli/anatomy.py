@@ -20,7 +20,7 @@ from vitascope.errors import UserError, suggest_choice
 from vitascope.model.anatomy import Stage, list_stages, list_stages_from_first_block
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import list_recipe_names, read_model_config, split_optional_recipe_args
-from vitascope.recipe.schema import format_value
+from vitascope.recipe.schema import format_value_for_command_line
 
 draw = typer.Typer(
     help="Draw position embeddings, masks, patches, and the steps from an image to its prediction.",
@@ -82,7 +82,9 @@ def read_model_config_of_recipe_run_or_weights(model_ref: str | None, overrides:
         return read_model_config(model_ref, overrides)  # raises an error that lists the recipes
 
     config = open_model_and_print_notes(model_ref).config
-    settings = [f"{item.name}={format_value(getattr(config, item.name))}" for item in fields(ModelConfig)]
+    settings = [
+        f"{item.name}={format_value_for_command_line(getattr(config, item.name))}" for item in fields(ModelConfig)
+    ]
     return read_model_config(None, [*settings, *overrides])
 
 

@@ -87,9 +87,9 @@ def _parse_query(query: str | None) -> "PatchPosition | None":
 
 
 def _parse_methods(method_list: str | None) -> list[str]:
-    from vitascope.explain.attribution import METHODS, find_method
+    from vitascope.explain.attribution import METHODS, find_method_key
 
-    return [find_method(name) for name in method_list.split(",")] if method_list is not None else list(METHODS)
+    return [find_method_key(name) for name in method_list.split(",")] if method_list is not None else list(METHODS)
 
 
 def _write_explanations_with_status(
@@ -165,10 +165,10 @@ def write_html_report(
     out: Annotated[Path | None, typer.Option(help="Output file. Default: RUN/report.html.")] = None,
 ) -> None:
     """Write one HTML page about a run: curves, errors, analysis and interactive attention maps."""
-    from vitascope.explain.report import write_html_report
+    from vitascope.explain.report import evaluate_and_write_html_report
 
     with Console(stderr=True).status("Evaluating the run and analysing the model …"):
-        report_path = write_html_report(run, split, out)
+        report_path = evaluate_and_write_html_report(run, split, out)
     print(
         f"Report: {report_path} ({report_path.stat().st_size / 2**20:.1f} MiB). Open it in a browser. It works offline."
     )

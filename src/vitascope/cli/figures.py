@@ -19,8 +19,8 @@ from vitascope.draw.explanation import (
     draw_forward_pass,
     draw_patch_borders,
     hatch_patches,
-    number_patch_groups,
     outline_patch_groups,
+    write_group_numbers_on_patches,
 )
 from vitascope.draw.images import draw_heatmap, draw_image_tiles
 from vitascope.draw.style import add_caption, create_figure, save_figure
@@ -217,7 +217,7 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
         [image, _tint_patch_groups(image, merged, patch_size), image], titles, text, num_columns=3
     )
     outline_patch_groups(figure.axes[1], merged, patch_size)
-    number_patch_groups(figure.axes[1], merged, patch_size)
+    write_group_numbers_on_patches(figure.axes[1], merged, patch_size)
     hatch_patches(figure.axes[2], dropped < 0, patch_size)
     return save_figure(figure, figure_path)
 

@@ -132,7 +132,7 @@ def probe(
         "Computing features. On a CPU this can take minutes; --max-images limits the images …"
     ):
         result = evaluate_knn_and_linear_probe(
-            model, split, num_neighbours=neighbours, max_images=max_images, label_fraction=labels
+            model, split, num_neighbours=neighbours, max_train_images=max_images or None, label_fraction=labels
         )
     if as_json:
         print(json.dumps(result.as_dict()))

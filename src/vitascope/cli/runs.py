@@ -191,13 +191,13 @@ def update_results(
 
     Example: vitascope results README.md docs/*.md
     """
-    from vitascope.records.pages import format_model_cards, read_page_and_fill_results_marks
+    from vitascope.records.pages import format_model_cards_of_all_records, read_page_and_fill_results_marks
     from vitascope.run.files import make_folder, write_atomically
 
     _check_files_exist(files)
     pages = {file: read_page_and_fill_results_marks(file, results, cards) for file in files}
     new_texts = {file: page.text for file, page in pages.items()}
-    new_texts |= format_model_cards(results, cards) if cards else {}
+    new_texts |= format_model_cards_of_all_records(results, cards) if cards else {}
     stale = [file for file, text in new_texts.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     if check and stale:
         raise UserError(f"Out of date with the records: {', '.join(map(str, stale))}. Run without --check to update.")

@@ -148,10 +148,10 @@ def check_machine() -> None:
     missing = machine.list_missing_packages()
     if "torch" not in missing:
         print("Devices (the first is the default)")
-        for device, description in machine.get_device_names().items():
+        for device, description in machine.get_device_names_by_type().items():
             print(f"  {device:<16} {description}")
         print("Precision")
-        for number_format, speed in machine.describe_precision_speeds().items():
+        for number_format, speed in machine.measure_and_describe_precision_speeds().items():
             print(f"  {number_format:<16} {speed}")
     if missing:
         print(f"Missing: {', '.join(missing)}. Install with: pip install {' '.join(missing)}")

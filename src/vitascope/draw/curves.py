@@ -47,7 +47,7 @@ def draw_learning_curves(
             draw_metric_line(panel, metric, points, color=colour, label=name, marker=marker, markersize=4)
         if any(lines.values()):
             panel.legend(frameon=False)
-        format_epoch_panel(panel, metric, further_panels.get(metric))
+        label_and_style_epoch_panel(panel, metric, further_panels.get(metric))
     if without_labels:
         panels[0].set_ylabel(f"training loss:\n{loss_name}")
     text = SELF_SUPERVISED_CAPTION if without_labels else SUPERVISED_CAPTION
@@ -63,7 +63,7 @@ def draw_metric_line(panel: Axes, metric: str, points: CurvePoints, **line_style
         panel.plot(epochs, [value * (100 if metric == "accuracy" else 1) for value in values], **line_style)
 
 
-def format_epoch_panel(panel: Axes, metric: str, labels: CurvePanel | None = None) -> None:
+def label_and_style_epoch_panel(panel: Axes, metric: str, labels: CurvePanel | None = None) -> None:
     set_integer_ticks(panel.xaxis)
     panel.grid(alpha=0.25)
     title, unit = (labels.title, labels.unit) if labels else (metric, METRIC_UNITS[metric])
@@ -90,7 +90,7 @@ def draw_run_comparison(
                     marker=marker,
                     markersize=4,
                 )
-        format_epoch_panel(panel, metric)
+        label_and_style_epoch_panel(panel, metric)
     panels[0].set_ylabel("\nor ".join(dict.fromkeys(loss_names)))
     lines = [
         Line2D([], [], color=colour, label=escape_mathtext(name))

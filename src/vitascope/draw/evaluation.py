@@ -23,7 +23,7 @@ ERROR_COLOURMAP = LinearSegmentedColormap.from_list(
 def draw_confusion_matrix(counts: NDArray, class_names: list[str], title: str) -> Figure:
     """Draw true classes as rows and predicted classes as columns; cells are percentages of the row."""
     num_all_classes = len(counts)
-    counts, class_names = _keep_classes_with_images_or_predictions(counts, class_names)
+    counts, class_names = _drop_absent_classes_if_too_many(counts, class_names)
     classes, has_images = len(class_names), counts.sum(1) > 0
     percentages = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     errors = percentages.copy()
@@ -67,7 +67,7 @@ class LimitedClasses(NamedTuple):
     class_names: list[str]
 
 
-def _keep_classes_with_images_or_predictions(counts: NDArray, class_names: list[str]) -> LimitedClasses:
+def _drop_absent_classes_if_too_many(counts: NDArray, class_names: list[str]) -> LimitedClasses:
     """Limit many classes to those with images, then to those predicted most often."""
     has_images = counts.sum(1) > 0
     if len(class_names) <= MAX_CLASSES_WITH_NAMES or has_images.sum() > MAX_CLASSES_WITH_NAMES:

@@ -16,6 +16,7 @@ from vitascope.draw.style import add_caption, create_figure, escape_mathtext, se
 
 MAX_DETAIL_ALPHA = 0.2  # of the image's strongest details, drawn in white and black over a map
 REMOVED_COLOUR = "#888888"
+LINE_COLOURS = (*COLOURS, "#000000")
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
@@ -34,7 +35,7 @@ def draw_heat_maps_over_image(
     draw_patch_grid(panels[0], image, next(iter(heat_maps.values())).shape)
     panels[0].set_title(escape_mathtext(image_title), fontsize=9)
     for panel, (name, heat) in zip(panels[1:], heat_maps.items(), strict=False):
-        drawn = overlay_heat_map(panel, image, heat)
+        drawn = draw_heat_map_with_image_details(panel, image, heat)
         panel.set_title(escape_mathtext(name), fontsize=9)
         figure.colorbar(drawn, ax=panel, shrink=0.8, format="%.2g")
     add_caption(figure, f"{caption_text} Light and dark details inside a patch are the image, not the map.")
@@ -46,19 +47,21 @@ def show_image(panel: Axes, image: NDArray) -> None:
     panel.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=_compute_image_extent(image))
 
 
-def overlay_heat_map(panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None) -> AxesImage:
+def draw_heat_map_with_image_details(
+    panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None
+) -> AxesImage:
     """Draw a map in the colours of its colour bar, and over it the image's details inside each patch.
 
     The details are relative to the patch's mean brightness: patches with equal values look alike in light and dark
     parts of the image, and a patch without details has exactly its colour in the bar."""
-    drawn = draw_heat_map(panel, image, heat_map, max_value)
+    drawn = draw_patch_heat_map(panel, image, heat_map, max_value)
     panel.imshow(
-        _make_detail_layer(image, heat_map.shape), interpolation="nearest", extent=_compute_image_extent(image)
+        _make_rgba_detail_layer(image, heat_map.shape), interpolation="nearest", extent=_compute_image_extent(image)
     )
     return drawn
 
 
-def _make_detail_layer(image: NDArray, grid_shape: tuple[int, ...]) -> NDArray:
+def _make_rgba_detail_layer(image: NDArray, grid_shape: tuple[int, ...]) -> NDArray:
     """Return the brightness relative to the patch's mean as RGBA: white where lighter, black where darker."""
     brightness = image.mean(-1)
     patch_rows, patch_columns = (
@@ -74,7 +77,7 @@ def _make_detail_layer(image: NDArray, grid_shape: tuple[int, ...]) -> NDArray:
     return layer
 
 
-def draw_heat_map(panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None) -> AxesImage:
+def draw_patch_heat_map(panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None) -> AxesImage:
     """Draw a map of the image's size, one colour per patch: signed maps from blue to red, others from 0 up."""
     if heat_map.min() < 0:
         limit = max_value or max(float(np.abs(heat_map).max()), 1e-12)
@@ -105,16 +108,13 @@ def _compute_image_extent(image: NDArray) -> tuple[float, float, float, float]:
     return (0.0, image.shape[1], image.shape[0], 0.0)
 
 
-LINE_COLOURS = (*COLOURS, "#000000")
-
-
 def draw_deletion_and_insertion(
     deletion_curves: dict[str, NDArray],
     insertion_curves: dict[str, NDArray],
     colour_order: list[str],
     caption_text: str,
 ) -> Figure:
-    """Draw the mean probability after each step. `method_order` fixes the colours; a random order is grey."""
+    """Draw the mean probability after each step. `colour_order` fixes the colours; a random order is grey."""
     figure, panels = create_figure(2, width=11.0, height=6.0)
     titles = ("deletion (a lower curve is better)", "insertion (a higher curve is better)")
     highest = 1.05 * max(float(curve.max()) for curve in (*deletion_curves.values(), *insertion_curves.values()))
@@ -171,7 +171,7 @@ def draw_attention_heads(
             panel = panels[block][head]
             panel.set_xticks([])
             panel.set_yticks([])
-            draw_heat_map(panel, image, attention_maps[block, head], top)
+            draw_patch_heat_map(panel, image, attention_maps[block, head], top)
             if block == 0:
                 panel.set_title(escape_mathtext(block_and_head_names[1][head]), fontsize=8)
             if head == 0:
@@ -261,7 +261,7 @@ def outline_patch_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int,
     panel.add_collection(LineCollection(lines, colors="white", linewidths=1.2))
 
 
-def number_patch_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
+def write_group_numbers_on_patches(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
     """Write a number on each patch of a group of several patches. `group_map`: group of each patch, row × column."""
     groups, sizes = np.unique(group_map, return_counts=True)
     numbers = {group: number for number, group in enumerate(groups[sizes > 1].tolist(), start=1)}

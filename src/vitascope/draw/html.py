@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 TEMPLATES_FOLDER = Path(__file__).parents[1] / "templates"
+Markdown = str  # text in which Markdown markup counts
 CODE_SPAN = re.compile(r"`([^`]+)`")
 # What Markdown takes for markup within a line.
 MARKDOWN_MARKUP = re.compile(
@@ -29,7 +30,7 @@ NUMBER = re.compile(r"[+\-−×]?\d[\d,.]*( ?[%kMG])?( ± [\d.]+( ?%)?)?|–|")
 
 def render_template(name: str, **values: Any) -> str:
     """Fill a file of `templates/`. A value that a template needs and does not get is an error."""
-    return _load_environment().get_template(name).render(values)
+    return _create_template_environment().get_template(name).render(values)
 
 
 def make_html_table(columns: list[str], rows: list[list[str]]) -> str:
@@ -38,7 +39,7 @@ def make_html_table(columns: list[str], rows: list[list[str]]) -> str:
 
 
 @cache
-def _load_environment() -> "Environment":
+def _create_template_environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
     environment = Environment(
@@ -51,11 +52,11 @@ def _load_environment() -> "Environment":
     )
     environment.filters |= {
         "image_url": encode_image_as_data_url,
-        "mark_code": _escape_html_and_mark_code,
+        "mark_code": _escape_html_and_tag_code,
         "number_columns": find_number_columns,
         "md": escape_markdown,
         "md_text": escape_markdown_except_code,
-        "md_code": format_markdown_code,
+        "md_code": format_markdown_inline_code,
         "md_table": format_markdown_table,
         "count": format_count,
         "decimals": "{:.4f}".format,
@@ -79,19 +80,19 @@ def find_number_columns(rows: list[list[str]]) -> list[bool]:
     return [all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*rows, strict=True)]
 
 
-def _escape_html_and_mark_code(text: str) -> "Markup":
+def _escape_html_and_tag_code(text: str) -> "Markup":
     """Escape the text and mark `code`."""
     from markupsafe import Markup
 
     return Markup(CODE_SPAN.sub(r"<code>\1</code>", escape(text)))
 
 
-def escape_markdown(text: str) -> str:
+def escape_markdown(text: str) -> Markdown:
     """Escape plain text within a line, such as a class name, so that Markdown shows it unchanged."""
     return MARKDOWN_MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
-def escape_markdown_except_code(text: str) -> str:
+def escape_markdown_except_code(text: str) -> Markdown:
     """Escape a paragraph in which only `code` is markup."""
     parts = CODE_SPAN.split(" ".join(text.split()))  # alternately text and code
     return "".join(
@@ -99,7 +100,7 @@ def escape_markdown_except_code(text: str) -> str:
     )
 
 
-def format_markdown_code(text: str) -> str:
+def format_markdown_inline_code(text: str) -> Markdown:
     """Return text as inline code, with more backticks around it than it contains in a row."""
     text = " ".join(text.split())
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
@@ -107,7 +108,7 @@ def format_markdown_code(text: str) -> str:
     return f"{fence}{space}{text}{space}{fence}"
 
 
-def format_markdown_table(header: list[str], rows: list[list[str]]) -> str:
+def format_markdown_table(header: list[str], rows: list[list[Markdown]]) -> Markdown:
     """Return a table; cells are Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)

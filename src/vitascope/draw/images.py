@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -118,7 +119,7 @@ def draw_heatmap(
                 panel.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
 
 
-def choose_text_colour(background: Sequence[float] | NDArray) -> str:
+def choose_text_colour(background: Sequence[float] | NDArray) -> Literal["black", "white"]:
     """Return black or white, whichever is easier to read on this RGBA colour (Rec. 709 luminance)."""
     red, green, blue, _ = background
     return "black" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.5 else "white"

@@ -12,7 +12,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatt
 from numpy.typing import NDArray
 
 from vitascope.draw import COLOURS, SEQUENTIAL
-from vitascope.draw.curves import METRIC_UNITS, format_epoch_panel
+from vitascope.draw.curves import METRIC_UNITS, label_and_style_epoch_panel
 from vitascope.draw.images import draw_heatmap
 from vitascope.draw.style import (
     Colour,
@@ -53,8 +53,8 @@ def draw_seed_curve_bands(
                 lines = curves.get(f"{split}_{metric}") if split == "val" or first == 1 else None
                 if lines:
                     values = scale * _truncate_to_shortest(lines)
-                    _draw_band(panel, values, colour, style, line_width, first, shaded=split == "val")
-        format_epoch_panel(panel, metric)
+                    _draw_mean_and_seed_range(panel, values, colour, style, line_width, first, shaded=split == "val")
+        label_and_style_epoch_panel(panel, metric)
         panel.set_ylabel(metric_units[metric])
         if first > 1:
             panel.set_ylabel("validation " + metric_units[metric])  # no curve of the training images
@@ -149,7 +149,12 @@ def draw_pareto_fronts(
         on_front = {n for points in points_by_cost.values() for n, point in enumerate(points, 1) if point.is_on_front}
         names = {number: names[number] for number in sorted(on_front)[:MAX_LEGEND_NAMES]}
     handles = [
-        Line2D([], [], linestyle="", label=escape_mathtext(f"{_format_letter(number)}: {shorten_name(name, 44)}"))
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            label=escape_mathtext(f"{_convert_point_number_to_letters(number)}: {shorten_name(name, 44)}"),
+        )
         for number, name in names.items()
     ]
     figure.legend(handles=handles, loc="outside right upper", fontsize=8, handlelength=0, title="combinations")
@@ -165,7 +170,7 @@ def _draw_pareto_panel(panel: Axes, cost_name: str, points: list[ParetoPoint], y
         panel.errorbar(point.cost, 100 * point.accuracy, yerr=error, **style)
     front = sorted((point.cost, 100 * point.accuracy) for point in points if point.is_on_front)
     panel.plot(*zip(*front, strict=True), color=COLOURS[1], linewidth=1)
-    _format_cost_axis(panel, [point.cost for point in points])
+    _set_cost_axis_scale_and_ticks(panel, [point.cost for point in points])
     panel.set_ylim(max(panel.get_ylim()[0], -1.0), min(panel.get_ylim()[1], 101.0))
     labelled = {n: p for n, p in enumerate(points, 1) if p.is_on_front or len(points) <= MAX_LEGEND_NAMES}
     _label_points_with_letters(
@@ -175,7 +180,7 @@ def _draw_pareto_panel(panel: Axes, cost_name: str, points: list[ParetoPoint], y
     set_labels(panel, f"accuracy against {cost_name}", cost_name, y_label)
 
 
-def _format_cost_axis(panel: Axes, costs: list[float]) -> None:
+def _set_cost_axis_scale_and_ticks(panel: Axes, costs: list[float]) -> None:
     """Use a log scale if the costs differ by more than a factor of 4; few ticks, so that labels do not overlap."""
     ratio = max(costs) / min(costs) if min(costs) > 0 else 1.0
     if ratio > 4:
@@ -205,14 +210,14 @@ def _label_points_with_letters(axis: Axes, points_by_number: dict[int, tuple[flo
 
 
 def _format_letters(point_numbers: list[int]) -> str:
-    letters = ", ".join(map(_format_letter, point_numbers[:3]))
+    letters = ", ".join(map(_convert_point_number_to_letters, point_numbers[:3]))
     return letters + (f", … ({len(point_numbers)} points)" if len(point_numbers) > 3 else "")
 
 
-def _format_letter(point_number: int) -> str:
+def _convert_point_number_to_letters(point_number: int) -> str:
     """Return the label of a point: A for 1, Z for 26, AA for 27."""
     prefix_number, index = divmod(point_number - 1, 26)
-    return (_format_letter(prefix_number) if prefix_number else "") + chr(ord("A") + index)
+    return (_convert_point_number_to_letters(prefix_number) if prefix_number else "") + chr(ord("A") + index)
 
 
 def _format_tick_label(value: str) -> str:
@@ -229,7 +234,7 @@ def _truncate_to_shortest(curves: list[list[float]]) -> NDArray:
     return np.array([line[:shortest] for line in curves])
 
 
-def _draw_band(
+def _draw_mean_and_seed_range(
     panel: Axes, curves: NDArray, colour: Colour, line_style: str, line_width: float, first_epoch: int, *, shaded: bool
 ) -> None:
     curves = curves[:, first_epoch - 1 :]

@@ -1,1 +1,1 @@
-"""Evaluate a trained model and predict the classes of new images."""
+"""Evaluate a trained model: metrics, calibration, robustness and probes; save or share it with a model card."""

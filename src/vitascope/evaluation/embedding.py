@@ -174,7 +174,7 @@ def _load_or_compute_training_features(model: Classifier) -> SampleFeatures:
                     return SampleFeatures(samples, torch.from_numpy(file["features"]))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             pass  # a damaged cache is computed again
-    features = model.compute_stored_features(samples.images)
+    features = model.compute_features_of_stored_images(samples.images)
     _try_to_cache_features(path, features, identity)
     return SampleFeatures(samples, features)
 

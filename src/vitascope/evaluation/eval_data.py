@@ -39,16 +39,16 @@ def load_eval_data(run: Run, model_info: ModelInfo, split: str | None, data_name
         or resolve_paths_in_data_config(replace(run_config, name=data_name)).name
         != resolve_paths_in_data_config(run_config).name
     ):
-        return _load_other_eval_data(replace(run_config, name=data_name), model_info, split)
+        return _load_eval_data_of_other_dataset(replace(run_config, name=data_name), model_info, split)
     if split is not None and split not in SPLITS:
-        splits = _list_run_splits(run_config, model_info)
+        splits = _list_existing_splits_or_all_names(run_config, model_info)
         raise UserError(f"There is no split '{split}'. {suggest_choice(split, splits)}")
     if split in ("val", "train"):
         samples = load_verified_run_split(run, model_info, split)
         if samples is None:
             raise UserError("The run has no validation images (data.validation=0). Use --split test or train.")
         return EvalData(run_config.name, split, samples, is_run_data=True)
-    source = _open_data_source(run_config, model_info)
+    source = _open_data_at_stored_image_size(run_config, model_info)
     if "test" not in source.split_names:
         raise UserError(
             f"{run_config.name} has no test images. Add a test/ folder, or use the validation images: --split val."
@@ -59,21 +59,21 @@ def load_eval_data(run: Run, model_info: ModelInfo, split: str | None, data_name
     )
 
 
-def _list_run_splits(config: DataConfig, model_info: ModelInfo) -> list[str]:
+def _list_existing_splits_or_all_names(config: DataConfig, model_info: ModelInfo) -> list[str]:
     """Return the splits of a run's data that exist, or all split names if the data is not on this machine."""
     try:
-        split_names = _open_data_source(config, model_info).split_names
+        split_names = _open_data_at_stored_image_size(config, model_info).split_names
     except UserError:
         return list(SPLITS)
     return [name for name in SPLITS if name in split_names or (name == "val" and config.validation > 0)]
 
 
 def has_test_images(run: Run, model_info: ModelInfo) -> bool:
-    return "test" in _open_data_source(reset_missing_data_root(run.recipe.data), model_info).split_names
+    return "test" in _open_data_at_stored_image_size(reset_missing_data_root(run.recipe.data), model_info).split_names
 
 
-def _load_other_eval_data(config: DataConfig, model_info: ModelInfo, split: str | None) -> EvalData:
-    source = _open_data_source(config, model_info)
+def _load_eval_data_of_other_dataset(config: DataConfig, model_info: ModelInfo, split: str | None) -> EvalData:
+    source = _open_data_at_stored_image_size(config, model_info)
     if source.split_names == ("train",):  # class folders, or one pair of arrays: there is nothing to choose from
         if split is not None:
             raise UserError(f"{config.name} has no splits. Omit --split to evaluate all its images.")
@@ -94,7 +94,7 @@ def _load_other_eval_data(config: DataConfig, model_info: ModelInfo, split: str 
     )
 
 
-def _open_data_source(config: DataConfig, model_info: ModelInfo) -> DataSource:
+def _open_data_at_stored_image_size(config: DataConfig, model_info: ModelInfo) -> DataSource:
     """Open the data; images in a folder are read at the size of the run's stored images."""
     channels, rows, columns = model_info.stored
     return open_data_source(replace(config, memory=inf), (rows, columns), channels, must_be_trainable=False)

@@ -29,8 +29,8 @@ from vitascope.inference.classifier import Classifier
 from vitascope.inference.scoring import choose_inference_batch_size
 from vitascope.inference.views import check_views_match_training
 from vitascope.run.images import load_verified_run_split
-from vitascope.run.machine import get_device_names, get_device_or_cpu_name
-from vitascope.run.test_set_log import add_test_use_log_entry, log_test_set_result, read_test_set_log
+from vitascope.run.machine import get_device_names_by_type, get_device_or_cpu_name
+from vitascope.run.test_set_log import EntryId, add_test_use_entry, log_test_set_result, read_test_set_log
 from vitascope.run.wall_clock import (
     EVALUATE,
     is_trained_by_this_process,
@@ -55,10 +55,10 @@ def evaluate_and_log_test_use(
     run, classes = classifier.run, classifier.classes
     check_views_match_training(run.recipe, views)
     eval_data = load_eval_data(run, classifier.info, split, data)
-    fitted = fit_validation_temperature_or_explain(classifier, eval_data, views)
-    entry_id = _log_test_use_if_test_images(classifier, eval_data, views)
+    fitted = fit_temperature_on_validation_or_give_reason(classifier, eval_data, views)
+    entry_id = _add_test_use_entry_if_test_images(classifier, eval_data, views)
     timed = _compute_and_time_logits(classifier, eval_data.samples.images, views)
-    scores = _score_logits(timed.logits, eval_data.samples, classes)
+    scores = _compute_evaluation_scores(timed.logits, eval_data.samples, classes)
     evaluation = Evaluation(
         run=run,
         eval_data=eval_data,
@@ -69,7 +69,7 @@ def evaluate_and_log_test_use(
         seconds=timed.seconds,
         set_up_seconds=timed.set_up_seconds,
         wall_seconds=timed.wall_seconds,
-        temperature=fitted.measure_effect(timed.logits, eval_data.samples.labels),
+        temperature=fitted.compute_scaled_calibration(timed.logits, eval_data.samples.labels),
         temperature_note=fitted.note,
         reduction=classifier.token_reduction_description,
         is_linear_probe=classifier.is_linear_probe,
@@ -92,14 +92,14 @@ class Scores(TypedDict):
     worst_errors: list[Misclassification]
 
 
-def _score_logits(logits: Logits, samples: Dataset, classes: list[str]) -> Scores:
+def _compute_evaluation_scores(logits: Logits, samples: Dataset, classes: list[str]) -> Scores:
     confusion_matrix = compute_confusion_matrix(samples.labels, logits.argmax(1), len(classes))
     return {
         "top5": top_k_accuracy(logits, samples.labels, 5),
         "confusion_matrix": confusion_matrix,
         "calibration": compute_calibration_and_scores(logits, samples.labels),
         "per_class": compute_class_scores(confusion_matrix, classes),
-        "worst_errors": find_worst_errors(logits, samples, classes),
+        "worst_errors": find_errors_with_lowest_true_probability(logits, samples, classes),
     }
 
 
@@ -108,13 +108,15 @@ class FittedTemperature(NamedTuple):
     num_fit_images: int
     note: str  # the images it was fitted on, or a sentence: why there is none
 
-    def measure_effect(self, logits: Logits, labels: Labels) -> TemperatureScaling | None:
+    def compute_scaled_calibration(self, logits: Logits, labels: Labels) -> TemperatureScaling | None:
         if self.temperature is None:
             return None
         return compute_temperature_scaled_calibration(logits, labels, self.temperature, self.num_fit_images)
 
 
-def fit_validation_temperature_or_explain(classifier: Classifier, eval_data: EvalData, views: int) -> FittedTemperature:
+def fit_temperature_on_validation_or_give_reason(
+    classifier: Classifier, eval_data: EvalData, views: int
+) -> FittedTemperature:
     """Fit a temperature on the run's validation images, unless these are the evaluated images or are missing."""
     if eval_data.is_run_data and eval_data.split == "val":
         return FittedTemperature(None, 0, f"{UNSCALED}: it would be fitted on these same images.")
@@ -124,7 +126,7 @@ def fit_validation_temperature_or_explain(classifier: Classifier, eval_data: Eva
         return FittedTemperature(None, 0, f"{UNSCALED}: {error}")
     if validation is None:
         return FittedTemperature(None, 0, f"{UNSCALED}: the run has no validation images (data.validation=0).")
-    logits = classifier.compute_stored_logits(validation.images, views=views)
+    logits = classifier.compute_logits_of_stored_images(validation.images, views=views)
     temperature = fit_temperature_within_bounds(logits, validation.labels)
     if temperature is None:
         all_correct = bool((logits.argmax(1) == validation.labels.to(logits.device)).all())
@@ -134,18 +136,18 @@ def fit_validation_temperature_or_explain(classifier: Classifier, eval_data: Eva
     return FittedTemperature(temperature, len(validation), f"fitted on {len(validation):,} validation images")
 
 
-def _log_test_use_if_test_images(classifier: Classifier, eval_data: EvalData, views: int) -> int | None:
+def _add_test_use_entry_if_test_images(classifier: Classifier, eval_data: EvalData, views: int) -> EntryId | None:
     """Log a use of test images before it starts, and return its id; None for training and validation images."""
     if eval_data.split not in ("test", "all"):
         return None
-    return add_test_use_log_entry(
+    return add_test_use_entry(
         classifier.run,
         data=eval_data.data_name,
         split=eval_data.split,
         images=len(eval_data.samples),
         views=views,
         weights=classifier.weights_label,
-        machine=get_device_or_cpu_name(get_device_names(), classifier.device.type),
+        machine=get_device_or_cpu_name(get_device_names_by_type(), classifier.device.type),
         data_hash=eval_data.samples.fingerprint(),
     )
 
@@ -156,7 +158,7 @@ def top_k_accuracy(logits: Logits, labels: Labels, k: int) -> float:
     return (top_classes == labels[:, None]).any(1).double().mean().item()
 
 
-def find_worst_errors(
+def find_errors_with_lowest_true_probability(
     logits: Logits, samples: Dataset, classes: list[str], max_errors: int = MAX_WORST_ERRORS
 ) -> list[Misclassification]:
     """Return the wrong predictions with the lowest probability of the true class, worst first."""
@@ -212,9 +214,9 @@ def _compute_and_time_logits(classifier: Classifier, images: UInt8Images, views:
     start = time.monotonic()
     if classifier.device.type == "cuda":
         batch_size = choose_inference_batch_size(classifier.model, "cuda")
-        classifier.compute_stored_logits(torch.zeros_like(images[:batch_size]))
+        classifier.compute_logits_of_stored_images(torch.zeros_like(images[:batch_size]))
     after_set_up = time.monotonic()
-    logits = classifier.compute_stored_logits(images, views=views)
+    logits = classifier.compute_logits_of_stored_images(images, views=views)
     return TimedLogits(
         logits, time.monotonic() - after_set_up, after_set_up - start, measure_process_seconds_if_alone(classifier.run)
     )

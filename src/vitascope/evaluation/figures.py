@@ -35,7 +35,9 @@ def write_evaluation_json_and_figures(evaluation: Evaluation) -> Path:
     folder = evaluation.run.get_path("evaluation") / _make_folder_name(evaluation)
     make_folder(folder)
     evaluation = (
-        evaluation if evaluation.robustness else _add_earlier_robustness_if_same(evaluation, folder / "report.json")
+        evaluation
+        if evaluation.robustness
+        else _reuse_robustness_of_earlier_report_if_same(evaluation, folder / "report.json")
     )
     for old_figure in folder.glob("*.png"):
         old_figure.unlink()
@@ -59,7 +61,7 @@ def _make_folder_name(evaluation: Evaluation) -> str:
     return "-".join(parts)
 
 
-def _add_earlier_robustness_if_same(evaluation: Evaluation, report_path: Path) -> Evaluation:
+def _reuse_robustness_of_earlier_report_if_same(evaluation: Evaluation, report_path: Path) -> Evaluation:
     """Add the robustness of an earlier report if it is about the same predictions for the same images."""
     earlier, current = read_json_object_or_empty(report_path), evaluation.as_dict()
     is_same = all(
@@ -89,7 +91,7 @@ def draw_evaluation_figures(evaluation: Evaluation) -> dict[str, Figure]:
     return figures | ({"errors": _draw_worst_errors(evaluation)} if evaluation.worst_errors else {})
 
 
-def list_evaluation_parts(evaluation: Evaluation, *, include_worst_errors: bool = True) -> list[Part]:
+def make_evaluation_document_parts(evaluation: Evaluation, *, include_worst_errors: bool = True) -> list[Part]:
     """Return the tables and figures of an evaluation, for a notebook or a report."""
     low, high = evaluation.accuracy_interval
     num_images, split = len(evaluation.eval_data.samples), spell_out_split_name(evaluation.eval_data.split)
@@ -145,7 +147,7 @@ def _draw_reliability_diagram(evaluation: Evaluation) -> Figure:
     scaled_bins, legend_names = None, ("model", "")
     if scaling:
         scaled_bins, legend_names = (
-            _convert_nonempty_bins_to_tuples(scaling.bins),
+            _convert_nonempty_bins_for_drawing(scaling.bins),
             ("without temperature scaling", "after temperature scaling"),
         )
         intro = f"After temperature scaling (logits / {scaling.value:.2f}, {evaluation.temperature_note})"
@@ -153,10 +155,12 @@ def _draw_reliability_diagram(evaluation: Evaluation) -> Figure:
         text += f"{evaluation.temperature_warning} " if evaluation.temperature_warning else ""
     text += "Above the dashed line the model is under-confident, below it over-confident. "
     text += "Bars: gap to perfect calibration."
-    return draw_reliability_diagram(_convert_nonempty_bins_to_tuples(calibration.bins), scaled_bins, legend_names, text)
+    return draw_reliability_diagram(
+        _convert_nonempty_bins_for_drawing(calibration.bins), scaled_bins, legend_names, text
+    )
 
 
-def _convert_nonempty_bins_to_tuples(bins: list[CalibrationBin]) -> list[ReliabilityBin]:
+def _convert_nonempty_bins_for_drawing(bins: list[CalibrationBin]) -> list[ReliabilityBin]:
     return [
         ReliabilityBin(bin_.low, bin_.high, bin_.images, bin_.confidence, bin_.accuracy)
         for bin_ in bins
@@ -187,13 +191,15 @@ def _draw_worst_errors(evaluation: Evaluation) -> Figure:
         for error in evaluation.worst_errors
     ]
     order = ", ordered by the probability of the true class" if len(captions) > 1 else ""
-    text = f"{_format_evaluation_title(evaluation)}: {describe_shown_errors(evaluation, len(captions))}{order}. "
+    text = (
+        f"{_format_evaluation_title(evaluation)}: {describe_number_of_shown_errors(evaluation, len(captions))}{order}. "
+    )
     text += "The model's probabilities are in parentheses. "
     text += describe_possible_mislabelling(len(captions))
     return draw_image_tiles(images, captions, text)
 
 
-def describe_shown_errors(evaluation: Evaluation, num_shown: int) -> str:
+def describe_number_of_shown_errors(evaluation: Evaluation, num_shown: int) -> str:
     """Return 'all 5 errors', or 'the worst 12 of 50 errors' if only some are shown."""
     count = len(evaluation.eval_data.samples) - evaluation.num_correct
     if num_shown < count:

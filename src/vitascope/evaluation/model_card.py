@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from vitascope.data.config import AugmentConfig
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.draw.html import escape_markdown, format_markdown_code, render_template
+from vitascope.draw.html import Markdown, escape_markdown, format_markdown_inline_code, render_template
 from vitascope.errors import format_count
 from vitascope.inference.classifier import Classifier
 from vitascope.model.anatomy import count_parameters
@@ -53,15 +53,15 @@ class UsageExample(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The facts of a model card. `results` and `origin` are Markdown; everything else is plain text."""
+    """The facts of a model card. Everything but `results` and `origin` is plain text."""
 
     name: str
     num_parameters: int
     num_tokens: int
     settings: dict[str, Any]  # by their full names, such as model.depth
     classes: list[str]
-    results: list[str]  # paragraphs
-    origin: str
+    results: list[Markdown]  # paragraphs
+    origin: Markdown
     origin_code: str
     origin_language: str  # of the code, such as bash
     data_name: str = ""  # empty: the training data are not known
@@ -109,7 +109,7 @@ def make_exported_model_card(model: Classifier, library: str, reference: str, *,
         num_tokens=model.config.num_tokens,
         settings=settings,
         classes=model.classes,
-        results=_list_accuracies(model),
+        results=_format_accuracy_paragraphs(model),
         origin=_describe_origin(model),
         origin_code=json.dumps(facts, indent=1, default=str) if facts else "",
         origin_language="json",
@@ -132,7 +132,7 @@ def format_usage_code(library: str, reference: str, *, on_hub: bool = False, cha
     return code.replace("REF", REF_PREFIXES[library][on_hub] + reference)
 
 
-def _list_accuracies(model: Classifier) -> list[str]:
+def _format_accuracy_paragraphs(model: Classifier) -> list[Markdown]:
     if isinstance(model.run, ExternalModel):
         return ["Not measured."]
     lines = [PROBE_NOTE] if model.info.probe else []
@@ -160,15 +160,15 @@ def _list_accuracies(model: Classifier) -> list[str]:
     return ["\n".join(f"- {line}" for line in lines) or "Not measured yet. Measure it with `vitascope evaluate`."]
 
 
-def _describe_origin(model: Classifier) -> str:
+def _describe_origin(model: Classifier) -> Markdown:
     if isinstance(model.run, ExternalModel):
-        weights = format_markdown_code(_keep_name_of_absolute_path(model.run.model_ref))
+        weights = format_markdown_inline_code(_keep_name_of_absolute_path(model.run.model_ref))
         return f"Weights: {weights}. Converted by Vitascope."
     recipe = model.run.recipe
-    weights = format_markdown_code(_keep_name_of_absolute_path(recipe.weights)) if recipe.weights else ""
+    weights = format_markdown_inline_code(_keep_name_of_absolute_path(recipe.weights)) if recipe.weights else ""
     return (
-        f"Trained by Vitascope: recipe {format_markdown_code(recipe.name)}, data "
-        f"{format_markdown_code(_keep_name_of_absolute_path(recipe.data.name))}, "
+        f"Trained by Vitascope: recipe {format_markdown_inline_code(recipe.name)}, data "
+        f"{format_markdown_inline_code(_keep_name_of_absolute_path(recipe.data.name))}, "
         f"{recipe.train.epochs * recipe.data.passes_per_epoch} epochs, seed {recipe.train.seed}, "
         f"{f'starting from {weights}' if weights else 'from scratch'}."
     )

@@ -14,7 +14,7 @@ from vitascope.evaluation.calibration import Interval, wilson_interval
 from vitascope.evaluation.eval_data import load_eval_data
 from vitascope.inference.classifier import Classifier
 from vitascope.run.images import load_verified_run_split
-from vitascope.run.test_set_log import add_test_use_log_entry, log_test_set_result
+from vitascope.run.test_set_log import add_test_use_entry, log_test_set_result
 from vitascope.training.objectives.feature_metrics import (
     NUM_NEIGHBOURS,
     compute_feature_spread,
@@ -46,28 +46,28 @@ def evaluate_knn_and_linear_probe(
     split: str | None = None,
     *,
     num_neighbours: int = NUM_NEIGHBOURS,
-    max_images: int = 0,
+    max_train_images: int | None = None,
     label_fraction: float = 1.0,
 ) -> ProbeResult:
     """Evaluate on `split`: val (default) or test.
 
-    `max_images`: training images to use (0: all); `label_fraction`: the fraction of them to use."""
-    _check_probe_options(split, num_neighbours, max_images, label_fraction)
+    `max_train_images`: training images to use (None: all); `label_fraction`: the fraction of them to use."""
+    _reject_train_split_and_wrong_ranges(split, num_neighbours, max_train_images, label_fraction)
     train = load_verified_run_split(model.run, model.info, "train")
     if train is None:
         raise UserError("The run has no training images.")
-    if 0 < max_images < len(model.classes):
+    if max_train_images is not None and max_train_images < len(model.classes):
         raise UserError(
-            f"--max-images {max_images} is too small. Use at least {len(model.classes)}: one image per class."
+            f"--max-images {max_train_images} is too small. Use at least {len(model.classes)}: one image per class."
         )
-    fraction = label_fraction * min(1.0, max_images / len(train)) if max_images else label_fraction
+    fraction = label_fraction * min(1.0, max_train_images / len(train)) if max_train_images else label_fraction
     train = train.select(draw_stratified_subset_indices(train.labels, fraction, seed=model.run.recipe.train.seed))
     if split in (None, "val") and model.run.recipe.data.validation == 0:
         raise UserError("The run has no validation images (data.validation=0). Use --split test.")
     eval_data = load_eval_data(model.run, model.info, split or "val", None)
     entry_id = None
     if eval_data.split == "test":
-        entry_id = add_test_use_log_entry(
+        entry_id = add_test_use_entry(
             model.run, data=eval_data.data_name, split="test", views=1, weights=f"probe, {model.weights_label}"
         )
     result = _score_knn_and_linear_probe(model, train, eval_data.samples, eval_data.split, num_neighbours)
@@ -81,7 +81,7 @@ def _score_knn_and_linear_probe(
 ) -> ProbeResult:
     device, classes = model.device, len(model.classes)
     train_features, eval_features = (
-        model.compute_stored_features(part.images).to(device) for part in (train_samples, eval_samples)
+        model.compute_features_of_stored_images(part.images).to(device) for part in (train_samples, eval_samples)
     )
     train_labels, eval_labels = train_samples.labels.to(device), eval_samples.labels.to(device)
     knn_predictions = predict_classes_by_knn(train_features, train_labels, eval_features, classes, num_neighbours)
@@ -102,13 +102,15 @@ def _score_knn_and_linear_probe(
     )
 
 
-def _check_probe_options(split: str | None, num_neighbours: int, max_images: int, label_fraction: float) -> None:
+def _reject_train_split_and_wrong_ranges(
+    split: str | None, num_neighbours: int, max_train_images: int | None, label_fraction: float
+) -> None:
     if split == "train":
         raise UserError("The probe is fitted on the training images. Choose --split val or test.")
     if num_neighbours < 1:
         raise UserError(f"--neighbours {num_neighbours} must be at least 1.")
-    if max_images < 0:
-        raise UserError(f"--max-images {max_images} must be 0 (all) or more.")
+    if max_train_images is not None and max_train_images < 0:
+        raise UserError(f"--max-images {max_train_images} must be 0 (all) or more.")
     if not 0 < label_fraction <= 1:
         raise UserError(
             f"--labels must be above 0 and at most 1 (a fraction of the training labels), not {label_fraction:g}."

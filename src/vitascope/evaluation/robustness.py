@@ -134,6 +134,6 @@ def _count_correct_under_corruption(
             pixels = preprocessing.scale_and_resize(stored)
             return preprocessing.normalize(corruption.apply(pixels, level, seed) if corruption else pixels)
 
-        predicted = classifier.compute_stored_logits(images, views=views, preprocess=prepare).argmax(1)
+        predicted = classifier.compute_logits_of_stored_images(images, views=views, preprocess=prepare).argmax(1)
         num_correct += int((predicted == labels).sum())
     return num_correct

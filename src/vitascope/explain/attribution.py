@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitascope.errors import UserError, suggest_choice
 from vitascope.explain.maps import MapsAndStates, compute_maps_and_states
-from vitascope.explain.subject import TokenLayout, get_token_layout
+from vitascope.explain.subject import PatchPosition, TokenLayout, get_token_layout
 from vitascope.model.attention_recorder import compute_logits
 from vitascope.model.replay import make_logits_function_with_fixed_token_groups, replay
 from vitascope.model.token_merging import spread_map_gradients
@@ -94,7 +94,7 @@ class AttributionInputs:
     def query_weights(self) -> TokenWeights:
         """The weight of each token in what the classifier reads."""
         weights = self.maps_and_states.pool_weights
-        return _make_query_weights(self.layout, self.maps[-1]) if weights is None else weights
+        return _make_class_token_or_mean_weights(self.layout, self.maps[-1]) if weights is None else weights
 
     def average_query_rows(self, token_matrix: Tensor) -> Tensor:
         """Average the rows of the tokens that the classifier reads, with its weights: image × query × key -> × key."""
@@ -105,13 +105,13 @@ class AttributionInputs:
         return compute_maps_and_gradients(self.model, self.images, self.targets)
 
     @cached_property
-    def relevance(self) -> TokenRelevance:
+    def relevance_without_identity(self) -> TokenRelevance:
         """Relevance without the identity, which is equal for all patches if the head reads their mean."""
         total = relevance(*self.maps_and_gradients)
         return total - torch.eye(total.shape[-1], dtype=total.dtype, device=total.device)
 
 
-def _make_query_weights(layout: TokenLayout, maps: AttentionMaps) -> TokenWeights:
+def _make_class_token_or_mean_weights(layout: TokenLayout, maps: AttentionMaps) -> TokenWeights:
     """Return the weights of a class token, or equal weights of all patches."""
     weights = maps.new_zeros(len(maps), maps.shape[-1])
     if layout.reads_class_token:
@@ -126,9 +126,22 @@ def uses_sequence_pooling(model: nn.Module) -> bool:
     return isinstance(model, VisionTransformer) and model.config.global_pool == "seq"
 
 
+def extract_query_or_classifier_attention(
+    maps: Tensor, layout: TokenLayout, query_patch: PatchPosition | None, query_weights: Tensor
+) -> Tensor:
+    """Return the attention of the query patch, or of what the classifier reads, as (block, head, row, column)."""
+    if query_patch is None:
+        row = torch.einsum("q,bhqk->bhk", query_weights, maps)
+    else:
+        row = maps[..., layout.get_token_index(*query_patch), :]
+    return row[..., layout.num_prefix_tokens :].unflatten(-1, (layout.rows, layout.columns))
+
+
 def build_attribution_inputs(model: nn.Module, images: Images, target: int | None = None) -> AttributionInputs:
     """Explain the class `target`, or by default each image's predicted class."""
-    return AttributionInputs(model, images, choose_target_classes(model, images, target), get_token_layout(model))
+    return AttributionInputs(
+        model, images, choose_target_or_predicted_classes(model, images, target), get_token_layout(model)
+    )
 
 
 def attribute_by_last_block_attention(inputs: AttributionInputs) -> PatchHeatmap:
@@ -150,7 +163,7 @@ def attribute_by_gradient_times_attention(inputs: AttributionInputs) -> PatchHea
 
 
 def attribute_by_relevance(inputs: AttributionInputs) -> PatchHeatmap:
-    return inputs.layout.reshape_to_grid(inputs.average_query_rows(inputs.relevance))
+    return inputs.layout.reshape_to_grid(inputs.average_query_rows(inputs.relevance_without_identity))
 
 
 def compute_maps_and_gradients(model: nn.Module, images: Images, targets: TargetClasses) -> MapsAndGradients:
@@ -251,7 +264,7 @@ def get_method_label(method: str) -> str:
     return METHOD_LABELS.get(method, method)
 
 
-def find_method(name_or_label: str) -> str:
+def find_method_key(name_or_label: str) -> str:
     """Return the key in `METHODS` of a method's name or label. Raise an error if there is none."""
     labels = {get_method_label(method): method for method in METHODS}
     method = labels.get(name_or_label, name_or_label)
@@ -262,11 +275,11 @@ def find_method(name_or_label: str) -> str:
 
 def explain(model: nn.Module, images: Images, method: str = "relevance", *, target: int | None = None) -> PatchHeatmap:
     """Importance of each patch for the class `target` (default: the predicted class): batch × row × column."""
-    return METHODS[find_method(method)](build_attribution_inputs(model, images, target))
+    return METHODS[find_method_key(method)](build_attribution_inputs(model, images, target))
 
 
 @torch.no_grad()
-def choose_target_classes(model: nn.Module, images: Images, target: int | None) -> TargetClasses:
+def choose_target_or_predicted_classes(model: nn.Module, images: Images, target: int | None) -> TargetClasses:
     """Return one class per image: `target`, or the predicted class."""
     logits = compute_logits(model, images)
     if target is None:

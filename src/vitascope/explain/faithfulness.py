@@ -56,7 +56,7 @@ def sort_patches_by_importance(heatmap: PatchHeatmap) -> TokenIndices:
 
 
 @torch.no_grad()
-def compute_curves_while_replacing_patches(
+def compute_probabilities_while_replacing_patches(
     model: nn.Module,
     images: Images,
     patch_order: TokenIndices,
@@ -93,7 +93,7 @@ def deletion(
     model: nn.Module, images: Images, heatmap: PatchHeatmap, targets: TargetClasses, layout: TokenLayout
 ) -> ProbabilityCurves:
     """Make the most important patch grey first."""
-    return compute_curves_while_replacing_patches(
+    return compute_probabilities_while_replacing_patches(
         model, images, sort_patches_by_importance(heatmap), targets, layout, torch.zeros_like(images)
     )
 
@@ -103,7 +103,7 @@ def insertion(
 ) -> ProbabilityCurves:
     """Restore the most important patch first; computed backwards, it is the last to be blurred."""
     reversed_order = sort_patches_by_importance(heatmap).flip(1)
-    return compute_curves_while_replacing_patches(
+    return compute_probabilities_while_replacing_patches(
         model, images, reversed_order, targets, layout, blur_relative_to_image_size(images)
     ).flip(1)
 
@@ -125,7 +125,7 @@ def blur_relative_to_image_size(images: Images) -> Images:
     return F.conv2d(rows, weights[:, :, None], groups=images.shape[1])
 
 
-def attribute_at_random(inputs: AttributionInputs) -> PatchHeatmap:
+def attribute_at_random_with_fixed_seed(inputs: AttributionInputs) -> PatchHeatmap:
     """Baseline: a random order of patches for every image, equal at every call."""
     generator = torch.Generator().manual_seed(0)
     return torch.rand(len(inputs.images), inputs.layout.rows, inputs.layout.columns, generator=generator).to(
@@ -143,7 +143,7 @@ def measure_faithfulness(
     """Measure all methods and a random order; the most faithful (insertion minus deletion) first."""
     inputs = build_attribution_inputs(model, images)
     curves = {}
-    for name, method in {**METHODS, "random": attribute_at_random}.items():
+    for name, method in {**METHODS, "random": attribute_at_random_with_fixed_seed}.items():
         if methods is not None and name not in (*methods, "random"):
             continue
         if on_method_start:

@@ -17,6 +17,7 @@ from vitascope.explain.attribution import (
     METHODS,
     AttributionInputs,
     build_attribution_inputs,
+    extract_query_or_classifier_attention,
     get_method_label,
     predict_probabilities,
     uses_sequence_pooling,
@@ -24,7 +25,7 @@ from vitascope.explain.attribution import (
 from vitascope.explain.faithfulness import (
     Faithfulness,
     FaithfulnessCurves,
-    attribute_at_random,
+    attribute_at_random_with_fixed_seed,
     compute_deletion_and_insertion_curves,
     summarise_and_rank_faithfulness,
 )
@@ -124,7 +125,7 @@ def write_explanation_figures(
     report.files += _write_logit_lens_figures(subject, inputs, names, output_folder)
     curves = {
         method: compute_deletion_and_insertion_curves(inputs, heatmap)
-        for method, heatmap in {**heatmaps, "random": attribute_at_random(inputs)}.items()
+        for method, heatmap in {**heatmaps, "random": attribute_at_random_with_fixed_seed(inputs)}.items()
     }
     report.files += _write_faithfulness_figure(curves, len(inputs.images), output_folder)
     report.faithfulness = summarise_and_rank_faithfulness(curves)
@@ -134,9 +135,11 @@ def write_explanation_figures(
 def _check_and_select_maps(request: ExplainRequest, inputs: AttributionInputs) -> MapSelection:
     """Check the requested blocks, heads and query patch."""
     return MapSelection(
-        check_indices_or_list_all(request.blocks, len(inputs.maps), "block"),
-        check_indices_or_list_all(request.heads, inputs.maps[0].shape[1], "head"),
-        None if request.query_patch is None else _convert_patch_to_zero_based(request.query_patch, inputs.layout),
+        check_one_based_indices_or_list_all(request.blocks, len(inputs.maps), "block"),
+        check_one_based_indices_or_list_all(request.heads, inputs.maps[0].shape[1], "head"),
+        None
+        if request.query_patch is None
+        else _check_and_convert_patch_to_zero_based(request.query_patch, inputs.layout),
     )
 
 
@@ -153,7 +156,7 @@ def _draw_selected_maps(
     return draw_attention_heads(image, maps.numpy(), names, selection.query_patch, title, caption)
 
 
-def check_indices_or_list_all(requested: list[int] | None, count: int, item_name: str) -> list[int]:
+def check_one_based_indices_or_list_all(requested: list[int] | None, count: int, item_name: str) -> list[int]:
     """Return the chosen blocks or heads, counted from 1; None is all."""
     for index in requested or []:
         if not 1 <= index <= count:
@@ -161,7 +164,7 @@ def check_indices_or_list_all(requested: list[int] | None, count: int, item_name
     return requested or list(range(1, count + 1))
 
 
-def _convert_patch_to_zero_based(one_based_row_column: PatchPosition, layout: TokenLayout) -> PatchPosition:
+def _check_and_convert_patch_to_zero_based(one_based_row_column: PatchPosition, layout: TokenLayout) -> PatchPosition:
     """Return the row and column, counted from 0, of a patch that is counted from 1."""
     if not (1 <= one_based_row_column.row <= layout.rows and 1 <= one_based_row_column.column <= layout.columns):
         raise UserError(
@@ -169,17 +172,6 @@ def _convert_patch_to_zero_based(one_based_row_column: PatchPosition, layout: To
             f"rows 1 to {layout.rows} and columns 1 to {layout.columns}."
         )
     return PatchPosition(one_based_row_column.row - 1, one_based_row_column.column - 1)
-
-
-def extract_query_or_classifier_attention(
-    maps: Tensor, layout: TokenLayout, query_patch: PatchPosition | None, query_weights: Tensor
-) -> Tensor:
-    """Return the attention of the query patch, or of what the classifier reads, as (block, head, row, column)."""
-    if query_patch is None:
-        row = torch.einsum("q,bhqk->bhk", query_weights, maps)
-    else:
-        row = maps[..., layout.get_token_index(*query_patch), :]
-    return row[..., layout.num_prefix_tokens :].unflatten(-1, (layout.rows, layout.columns))
 
 
 def make_unique_file_stems(loaded_images: LoadedImages) -> list[str]:

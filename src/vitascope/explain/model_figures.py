@@ -60,7 +60,7 @@ def compute_head_and_block_statistics(subject: Classifier, images: Images) -> Pr
         spread_maps = result.spread_maps_over_all_tokens()
         distance.append(_average_per_head(model_statistics.compute_mean_attention_distance, spread_maps, layout))
         entropy.append(_average_per_head(model_statistics.compute_attention_entropy, result.maps))
-        norms.append(torch.stack([_compute_norm_quantiles(tokens) for tokens in result.hidden_states]))
+        norms.append(torch.stack([_compute_token_norm_median_q95_max(tokens) for tokens in result.hidden_states]))
         answers = result.logits.argmax(1)
         agreement.append(torch.stack([(logits.argmax(1) == answers).float().mean() for logits in lens_logits]))
         pooled = [model_statistics.pool_class_token_or_mean(tokens, layout, size) for tokens, size in states]
@@ -80,13 +80,13 @@ def _average_per_head(compute_statistic: Callable[..., Tensor], maps: list[Tenso
     return torch.stack([compute_statistic(block, *arguments).mean(0) for block in maps])
 
 
-def _compute_norm_quantiles(tokens: Tensor) -> Tensor:
+def _compute_token_norm_median_q95_max(tokens: Tensor) -> Tensor:
     """Return the median, the 95 % quantile and the maximum of the token norms."""
     token_norms = model_statistics.compute_token_norms(tokens).flatten()
     return torch.stack([token_norms.quantile(0.5), token_norms.quantile(0.95), token_norms.amax()])
 
 
-def write_model_statistics(
+def write_model_statistics_figures_and_json(
     subject: Classifier, images: Images, labels: list[int] | None, images_description: str, output_folder: Path
 ) -> list[Path]:
     """Write the probes of at least eight prepared images; `images_description` is, e.g., validation."""
@@ -100,10 +100,10 @@ def write_model_statistics(
         f"Averages over {images_text}. Each dot is one head. Block 0: the tokens before the first block. Attention "
         "distance: mean distance from a patch to the patches it attends to. Attention entropy: low is focused, high is "
         "spread out. Tokens with very large norms often hold information about the whole image. "
-        f"{_describe_similarity(layout)} Early predictions: the classifier is applied after each block."
+        f"{_make_block_cka_caption(layout.reads_class_token)} Early predictions: the classifier is applied after each "
+        "block."
     )
-    fields = "distance", "entropy", "norms", "likeness", "lens"
-    arrays = (getattr(statistics, field).numpy() for field in fields)
+    arrays = (getattr(statistics, field).numpy() for field in ("distance", "entropy", "norms", "likeness", "lens"))
     files = save_png_and_svg(
         draw_block_statistics(*arrays, num_tokens=layout.num_prefix_tokens + layout.num_patches, caption_text=text),
         output_folder / "probes-blocks",
@@ -114,14 +114,14 @@ def write_model_statistics(
         draw_filter_components(filters.permute(0, 2, 3, 1).numpy(), variance_fractions.numpy(), text),
         output_folder / "probes-filters",
     )
-    files += _write_position_figure_if_any(subject, layout, output_folder)
+    files += _write_position_similarity_figure_if_any(subject, layout, output_folder)
     files += _write_feature_pca_figure(subject, images, layout, output_folder)
     if labels is not None:
         text = (
             f"One point per image ({images_text}). Nearby points have similar features; distances between far points "
             "cannot be interpreted."
         )
-        points, point_labels = project_with_pca_and_tsne(statistics.features), labels[: len(statistics.features)]
+        points, point_labels = project_to_2d_with_pca_and_tsne(statistics.features), labels[: len(statistics.features)]
         figure = draw_tsne_points(points, point_labels, subject.classes, text)
         files += save_png_and_svg(figure, output_folder / "probes-map")
     numbers = json.dumps(_build_statistics_json(statistics, len(statistics.features)), indent=1)
@@ -129,10 +129,10 @@ def write_model_statistics(
     return [*files, output_folder / "probes.json"]
 
 
-def _describe_similarity(layout: TokenLayout) -> str:
-    text = "Similarity: linear CKA of the class token." if layout.reads_class_token else ""
+def _make_block_cka_caption(reads_class_token: bool) -> str:
+    text = "Similarity: linear CKA of the class token." if reads_class_token else ""
     text = text or "Similarity: linear CKA of the mean of the patch tokens."
-    if layout.reads_class_token:
+    if reads_class_token:
         text += " Before block 1, the class token is equal for all images, so its similarity is undefined (empty)."
     return f"{text} Near 1: the blocks in between change little."
 
@@ -150,16 +150,18 @@ class RunImages(NamedTuple):
     description: str  # validation, training or test
 
 
-def write_model_statistics_if_possible(
+def write_model_statistics_if_enough_images(
     subject: Classifier, run_images: RunImages | None, given_images: UInt8Images, output_folder: Path
 ) -> list[Path]:
     """Write probes over the run's own images, or over the given ones if there are enough; otherwise nothing."""
     if run_images is not None:
-        return write_model_statistics(
+        return write_model_statistics_figures_and_json(
             subject, run_images.images, run_images.labels, run_images.description, output_folder
         )
     return (
-        write_model_statistics(subject, subject.preprocessing(given_images), None, "given", output_folder)
+        write_model_statistics_figures_and_json(
+            subject, subject.preprocessing(given_images), None, "given", output_folder
+        )
         if len(given_images) >= MIN_IMAGES
         else []
     )
@@ -187,7 +189,7 @@ def load_preprocessed_run_images(subject: Classifier, split: str | None = None) 
     return RunImages(subject.preprocessing(samples.images), samples.labels.tolist(), description)
 
 
-def project_with_pca_and_tsne(features: Tensor) -> np.ndarray:
+def project_to_2d_with_pca_and_tsne(features: Tensor) -> np.ndarray:
     """Project the features to two dimensions with t-SNE."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -197,9 +199,11 @@ def project_with_pca_and_tsne(features: Tensor) -> np.ndarray:
     return TSNE(perplexity=min(30, (len(points) - 1) // 3), init="pca", random_state=0).fit_transform(points)
 
 
-def _write_position_figure_if_any(subject: Classifier, layout: TokenLayout, output_folder: Path) -> list[Path]:
+def _write_position_similarity_figure_if_any(
+    subject: Classifier, layout: TokenLayout, output_folder: Path
+) -> list[Path]:
     try:
-        similarity = model_statistics.compute_position_embedding_similarity(subject.model, layout)
+        similarity = model_statistics.compute_position_similarity_matrix(subject.model, layout.num_patches)
     except UserError:
         return []  # rotary only, or none
     text = "Position embeddings: each small grid shows the similarity of one patch's position to all positions."
@@ -213,7 +217,7 @@ def _write_feature_pca_figure(
     subject: Classifier, images: Images, layout: TokenLayout, output_folder: Path
 ) -> list[Path]:
     shown = images[:NUM_COLOURED_IMAGES]
-    states = model_statistics.record_hidden_states(subject.model, shown)
+    states = model_statistics.compute_hidden_states_of_all_tokens(subject.model, shown)
     chosen_states = sorted({0, len(states) // 3, 2 * len(states) // 3, len(states) - 1})
     rows = [denormalize_images(subject.preprocessing, shown)]
     rows += [
@@ -231,13 +235,13 @@ def _write_feature_pca_figure(
 
 def _build_statistics_json(statistics: ProbeStatistics, num_images: int) -> dict[str, Any]:
     rounded = {
-        name: _round_and_replace_nan(getattr(statistics, name))
+        name: _convert_to_rounded_lists_with_none_for_nan(getattr(statistics, name))
         for name in ("distance", "entropy", "norms", "likeness", "lens")
     }
     return {"images": num_images, **rounded}
 
 
-def _round_and_replace_nan(values: Tensor) -> list[Any]:
+def _convert_to_rounded_lists_with_none_for_nan(values: Tensor) -> list[Any]:
     """Return nested lists; JSON has no NaN, so an undefined value is None."""
     rounded = np.round(values.numpy().astype(float), 5)
     with_none = rounded.astype(object)

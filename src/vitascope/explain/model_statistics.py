@@ -37,12 +37,12 @@ def compute_attention_entropy(maps: AttentionMaps) -> Float[Tensor, "image head"
     return -torch.xlogy(maps, maps).sum(-1).mean(-1)
 
 
-def compute_position_embedding_similarity(model: nn.Module, layout: TokenLayout) -> Tensor:
+def compute_position_similarity_matrix(model: nn.Module, num_patches: int) -> Tensor:
     """Cosine similarity between the position embeddings of every two patches: patch × patch."""
     table = _find_position_embedding(model)
     if table is None:
         raise UserError("The model has no position embedding, so there is nothing to compare.")
-    table = table.detach().flatten(0, -2)[-layout.num_patches :]
+    table = table.detach().flatten(0, -2)[-num_patches:]
     table = table / table.norm(dim=1, keepdim=True).clamp(min=1e-12)
     return table @ table.T
 
@@ -83,7 +83,7 @@ def compute_patch_filter_pca(model: nn.Module, num_components: int = 28) -> Filt
 
 
 @torch.no_grad()
-def record_hidden_states(model: nn.Module, images: Images) -> list[Tokens]:
+def compute_hidden_states_of_all_tokens(model: nn.Module, images: Images) -> list[Tokens]:
     """Return all tokens at the input of the first block and after each block.
 
     The patches of a merged token have equal states; a dropped patch keeps its last state."""

@@ -25,10 +25,14 @@ from vitascope.draw import SEQUENTIAL
 from vitascope.draw.document import Picture
 from vitascope.draw.html import render_template
 from vitascope.errors import UserError
-from vitascope.evaluation.figures import describe_possible_mislabelling, describe_shown_errors, list_evaluation_parts
+from vitascope.evaluation.figures import (
+    describe_number_of_shown_errors,
+    describe_possible_mislabelling,
+    make_evaluation_document_parts,
+)
 from vitascope.evaluation.report import Evaluation, Misclassification, spell_out_split_name
 from vitascope.explain.attribution import METHODS, build_attribution_inputs, uses_sequence_pooling
-from vitascope.explain.model_figures import load_preprocessed_run_images, write_model_statistics
+from vitascope.explain.model_figures import load_preprocessed_run_images, write_model_statistics_figures_and_json
 from vitascope.explain.subject import get_token_layout
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.open_model import open_model
@@ -44,7 +48,7 @@ NUM_SHOWN_ERRORS = 12  # shown with their relevance
 PageArrays = dict[str, NDArray]  # the keys are read by page/*.js
 
 
-def write_html_report(run_path: Path, split: str | None = None, output_path: Path | None = None) -> Path:
+def evaluate_and_write_html_report(run_path: Path, split: str | None = None, output_path: Path | None = None) -> Path:
     """Write the report on the validation images; without them, no evaluation. Test images only with split="test"."""
     model = open_model(run_path)
     if not model.is_run:
@@ -71,12 +75,12 @@ def render_html_report(model: Classifier, evaluation: Evaluation | None) -> str:
         model_html=model._repr_html_(),
         recipe=format_recipe_yaml(model.run.recipe),
         curves=[Picture.from_file(curves)] if curves.is_file() else [],
-        page_data=make_page_data(model, *examples),
+        page_data=build_report_script_data(model, *examples),
         stage_ratio=examples.images.shape[3] / examples.images.shape[2],
-        evaluation_parts=list_evaluation_parts(evaluation, include_worst_errors=False) if evaluation else None,
+        evaluation_parts=make_evaluation_document_parts(evaluation, include_worst_errors=False) if evaluation else None,
         saved_evaluation=None if evaluation else _read_newest_saved_evaluation(model),
         errors=errors,
-        errors_description=describe_shown_errors(evaluation, len(errors)).capitalize() if evaluation else "",
+        errors_description=describe_number_of_shown_errors(evaluation, len(errors)).capitalize() if evaluation else "",
         mislabelling_note=describe_possible_mislabelling(len(errors)),
         statistics=_draw_model_statistics(model),
         import_map=_build_javascript_import_map(),
@@ -121,14 +125,14 @@ def choose_first_training_examples(model: Classifier) -> Examples:
     return Examples(images, captions)
 
 
-def make_page_data(subject: Classifier, images: UInt8Images, captions: list[str]) -> dict[str, Any]:
+def build_report_script_data(subject: Classifier, images: UInt8Images, captions: list[str]) -> dict[str, Any]:
     """Return the data of the page's script: one JSON object, with the arrays of each image in base64."""
     layout = get_token_layout(subject.model)
     examples = [
         {
             "caption": caption,
             "arrays": compress_arrays_to_base64(
-                compute_quantised_maps_and_relevance(subject.model, subject.preprocessing(image[None]), image[None])
+                compute_page_arrays_of_image(subject.model, subject.preprocessing(image[None]), image[None])
             ),
         }
         for image, caption in zip(images, captions, strict=True)
@@ -160,12 +164,12 @@ def _explain_worst_errors(subject: Classifier, evaluation: Evaluation) -> list[E
         stored = evaluation.eval_data.samples.images[error.index : error.index + 1]
         inputs = build_attribution_inputs(subject.model, subject.preprocessing(stored))
         picture = stored[0].permute(1, 2, 0).numpy()
-        overlay = _overlay_heatmap(picture, METHODS["relevance"](inputs)[0].numpy())
+        overlay = _blend_grey_image_with_heatmap(picture, METHODS["relevance"](inputs)[0].numpy())
         explained_errors.append(ExplainedError(picture, overlay, error))
     return explained_errors
 
 
-def _overlay_heatmap(image: np.ndarray, heatmap: np.ndarray) -> np.ndarray:
+def _blend_grey_image_with_heatmap(image: np.ndarray, heatmap: np.ndarray) -> np.ndarray:
     """Return the image overlaid with the map's colours, one colour per patch."""
     rows, columns = image.shape[0] // heatmap.shape[0], image.shape[1] // heatmap.shape[1]
     level = np.clip(heatmap / max(float(heatmap.max()), 1e-12), 0, 1)
@@ -199,7 +203,7 @@ def _draw_model_statistics(subject: Classifier) -> list[Picture]:
     if run_images is None:
         return []
     with TemporaryDirectory() as folder:
-        files = write_model_statistics(
+        files = write_model_statistics_figures_and_json(
             subject, run_images.images, run_images.labels, run_images.description, Path(folder)
         )
         return [Picture.from_file(path) for path in files if path.suffix == ".png"]
@@ -214,11 +218,13 @@ def _build_javascript_import_map() -> dict[str, dict[str, str]]:
     return {"imports": urls}
 
 
-def compute_quantised_maps_and_relevance(model: nn.Module, image: Images, stored_image: UInt8Images) -> PageArrays:
+def compute_page_arrays_of_image(model: nn.Module, image: Images, stored_image: UInt8Images) -> PageArrays:
     """Return the arrays of one image: `image` is prepared for the model, `stored_image` holds its bytes."""
     inputs = build_attribution_inputs(model, image)
     maps, maps_scale = quantise_rows_to_uint8(torch.cat(inputs.maps_and_gradients[0]))  # block × head × query × key
-    relevance, relevance_scale = quantise_rows_to_uint8(inputs.relevance[0])  # query × key, for the predicted class
+    relevance, relevance_scale = quantise_rows_to_uint8(
+        inputs.relevance_without_identity[0]
+    )  # query × key, for the predicted class
     with torch.no_grad():
         logits = compute_logits(model, image)
     return {

@@ -15,13 +15,18 @@ from vitascope.draw import COLOURS, SEQUENTIAL
 from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_gallery
 from vitascope.draw.style import add_caption, create_figure, set_labels
-from vitascope.explain.attribution import METHODS, AttributionInputs, choose_target_classes, predict_probabilities
+from vitascope.explain.attribution import (
+    METHODS,
+    AttributionInputs,
+    choose_target_or_predicted_classes,
+    predict_probabilities,
+)
 from vitascope.explain.figures import TITLES, ExplainReport, ExplainRequest, save_png_and_svg, write_explanation_figures
 from vitascope.explain.model_figures import (
     ProbeStatistics,
     compute_head_and_block_statistics,
     load_preprocessed_run_images,
-    write_model_statistics_if_possible,
+    write_model_statistics_if_enough_images,
 )
 from vitascope.explain.subject import denormalize_images, get_token_layout
 from vitascope.inference.classifier import Classifier
@@ -51,7 +56,10 @@ def write_snapshot_figures_if_any(subject: Classifier, images: Images, output_fo
     if len(files) < 2 or not isinstance(subject.model, VisionTransformer):
         return []
     run_images = load_preprocessed_run_images(subject)
-    shown, targets = images[:NUM_SHOWN_IMAGES], choose_target_classes(subject.model, images[:NUM_SHOWN_IMAGES], None)
+    shown, targets = (
+        images[:NUM_SHOWN_IMAGES],
+        choose_target_or_predicted_classes(subject.model, images[:NUM_SHOWN_IMAGES], None),
+    )
     statistics: dict[int, ProbeStatistics] = {}
     rows: list[list[np.ndarray]] = [[] for _ in shown]
     frames: list[Image.Image] = []
@@ -155,7 +163,9 @@ def write_explanations_and_statistics(
     run_images = load_preprocessed_run_images(subject, split) if analysis else None
     report = write_explanation_figures(subject, loaded_images, request, output_folder)
     if analysis:
-        report.files += write_model_statistics_if_possible(subject, run_images, loaded_images.images, output_folder)
+        report.files += write_model_statistics_if_enough_images(
+            subject, run_images, loaded_images.images, output_folder
+        )
         report.files += write_snapshot_figures_if_any(
             subject, subject.preprocessing(loaded_images.images), output_folder
         )

@@ -19,7 +19,7 @@ from vitascope.export.verify import (
     build_string_metadata,
     check_path_and_create_folder,
     compare_single_thread_speed,
-    compute_max_relative_errors,
+    compute_max_relative_error_per_output,
     raise_if_export_inaccurate,
     select_run_or_random_images,
     suppress_logs_and_warnings,
@@ -92,7 +92,7 @@ def write_torch(
         trace_and_save_torch_export(model, file, build_string_metadata(model_info, run_name))
         exported_model = load_torch_export_as_function(file)
         images, description = select_run_or_random_images(model, model_info.preparation, run_sample)
-        errors = compute_max_relative_errors(model, exported_model, images)
+        errors = compute_max_relative_error_per_output(model, exported_model, images)
         raise_if_export_inaccurate(errors, PT2_TOLERANCE)
         speed = compare_single_thread_speed(model, {"torch.export": exported_model})
         content = file.read_bytes()
@@ -135,12 +135,12 @@ def write_onnx(
     run_sample: RunSample | None = None,
 ) -> ExportReport:
     """Write `images` (float32, prepared) -> `logits`, and optionally `maps`: batch × block × head × query × key."""
-    check_onnx_export_possible(model, path, opset)
+    check_onnx_export_and_create_folder(model, path, opset)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         trace_and_save_onnx(model, file, build_string_metadata(model_info, run_name), maps=maps, opset=opset)
         images, description = select_run_or_random_images(model, model_info.preparation, run_sample)
-        errors = compute_max_relative_errors(model, load_onnx_as_function(file), images)
+        errors = compute_max_relative_error_per_output(model, load_onnx_as_function(file), images)
         raise_if_export_inaccurate(errors, ONNX_TOLERANCE)
         speed = compare_single_thread_speed(model, {"onnxruntime": load_onnx_as_function(file, num_threads=1)})
         content = file.read_bytes()
@@ -148,7 +148,7 @@ def write_onnx(
     return ExportReport(path, f"ONNX, opset {opset}", len(content), errors, description, speed)
 
 
-def check_onnx_export_possible(model: VisionTransformer, path: Path, opset: int) -> None:
+def check_onnx_export_and_create_folder(model: VisionTransformer, path: Path, opset: int) -> None:
     """Check the packages, the opset, the size and the path before exporting."""
     missing = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
     if missing:

@@ -18,7 +18,7 @@ from vitascope.data.preprocessing import Preprocessing
 from vitascope.export.formats import (
     DEFAULT_OPSET,
     ONNX_TOLERANCE,
-    check_onnx_export_possible,
+    check_onnx_export_and_create_folder,
     load_onnx_as_function,
     trace_and_save_onnx,
 )
@@ -29,7 +29,7 @@ from vitascope.export.verify import (
     Int8Report,
     build_string_metadata,
     compare_single_thread_speed,
-    compute_max_relative_errors,
+    compute_max_relative_error_per_output,
     raise_if_export_inaccurate,
     select_run_or_random_images,
     suppress_logs_and_warnings,
@@ -61,18 +61,20 @@ def write_int8(
     training_samples: Dataset | None = None,
 ) -> ExportReport:
     """Write a quantised file; the float32 file is verified first. Without training images: dynamic quantisation."""
-    check_onnx_export_possible(model, path, opset)
+    check_onnx_export_and_create_folder(model, path, opset)
     with TemporaryDirectory() as folder:
         float32_file = Path(folder) / "model.onnx"
         trace_and_save_onnx(model, float32_file, build_string_metadata(model_info, run_name), maps=maps, opset=opset)
         images, description = select_run_or_random_images(model, model_info.preparation, run_sample)
         float32_function = load_onnx_as_function(float32_file)
-        raise_if_export_inaccurate(compute_max_relative_errors(model, float32_function, images), ONNX_TOLERANCE)
+        raise_if_export_inaccurate(
+            compute_max_relative_error_per_output(model, float32_function, images), ONNX_TOLERANCE
+        )
         int8_file, method = quantise_by_most_accurate_method(float32_file, model_info.preparation, training_samples)
         int8_function = load_onnx_as_function(int8_file)
-        errors = compute_max_relative_errors(model, int8_function, images)
+        errors = compute_max_relative_error_per_output(model, int8_function, images)
         accuracy = (
-            compare_accuracy(float32_function, int8_function, model_info.preparation, run_sample)
+            compare_float32_and_int8_accuracy(float32_function, int8_function, model_info.preparation, run_sample)
             if run_sample
             else None
         )
@@ -175,7 +177,7 @@ QUANTISERS: dict[str, Callable[[Path, Images], Path]] = {
 }
 
 
-def compare_accuracy(
+def compare_float32_and_int8_accuracy(
     float32_model: ExportedModel,
     int8_model: ExportedModel,
     preprocessing: Preprocessing,

@@ -55,7 +55,7 @@ def select_run_or_random_images(
     return ComparisonImages(images[torch.arange(num_images) % len(images)], run_sample.description)
 
 
-def compute_max_relative_errors(
+def compute_max_relative_error_per_output(
     model: VisionTransformer, exported_model: ExportedModel, images: Images
 ) -> dict[str, float]:
     """Return the largest difference of each output, relative to the model's maximum, over several batch sizes."""
@@ -111,14 +111,14 @@ def compare_single_thread_speed(model: VisionTransformer, candidates: SpeedCandi
     try:
         with torch.inference_mode():
             return [
-                _measure_median_times(candidates_and_torch, torch.randn(batch, *_get_image_shape(model)))
+                _measure_median_milliseconds(candidates_and_torch, torch.randn(batch, *_get_image_shape(model)))
                 for batch in TIMED_BATCHES
             ]
     finally:
         torch.set_num_threads(threads)
 
 
-def _measure_median_times(candidates: SpeedCandidates, images: Tensor) -> Timing:
+def _measure_median_milliseconds(candidates: SpeedCandidates, images: Tensor) -> Timing:
     rounds: list[dict[str, float]] = []
     end = time.perf_counter() + MAX_SECONDS
     while not rounds or (len(rounds) <= MAX_ROUNDS and time.perf_counter() < end):

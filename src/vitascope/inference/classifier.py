@@ -120,11 +120,11 @@ class Classifier:
         if views != 1:
             check_views_match_training(self.run.recipe, views)
         loaded = load_or_convert_input_images(images, self.stored_shape)
-        return build_predictions(self.compute_stored_logits(loaded.images, views=views), loaded, self.classes)
+        return build_predictions(self.compute_logits_of_stored_images(loaded.images, views=views), loaded, self.classes)
 
     def features(self, images: ImagesInput) -> Features:
         """Return the pooled feature vector of each image, i.e. the classifier's input. `images`: as in `predict`."""
-        return self.compute_stored_features(load_or_convert_input_images(images, self.stored_shape).images)
+        return self.compute_features_of_stored_images(load_or_convert_input_images(images, self.stored_shape).images)
 
     def attention_maps(self, images: ImagesInput) -> list[AttentionMaps]:
         """Return one tensor per block, batch × head × query × key; every row sums to 1. `images`: as in `predict`.
@@ -148,19 +148,19 @@ class Classifier:
 
     def predict_with_features(self, loaded_images: LoadedImages) -> PredictionsWithFeatures:
         """Return predictions and features from one forward pass; predictions are None without a classifier."""
-        features = self.compute_stored_features(loaded_images.images)
+        features = self.compute_features_of_stored_images(loaded_images.images)
         if not self.classes:
             return PredictionsWithFeatures(None, features)
         with torch.no_grad():
             logits = self._head(features.to(self.device)).cpu()
         return PredictionsWithFeatures(build_predictions(logits, loaded_images, self.classes), features)
 
-    def compute_stored_features(self, stored_images: UInt8Images | Dataset) -> Features:
+    def compute_features_of_stored_images(self, stored_images: UInt8Images | Dataset) -> Features:
         """Return the features of stored images, in float32 on the CPU."""
         hardware = make_float32_inference_hardware(self.model)
         return compute_outputs(self.model, self.compute_pooled_features, stored_images, self.preprocessing, hardware)
 
-    def compute_stored_logits(
+    def compute_logits_of_stored_images(
         self,
         stored_images: UInt8Images | Dataset,
         *,
@@ -248,14 +248,14 @@ class Classifier:
     def _repr_html_(self) -> str:
         epoch = f"{self.run.path}, {self.weights_label.split(',')[0]} epoch"
         rows, size = [["run", epoch] if self.is_run else ["weights", self.name]], self.preprocessing.size
-        rows += [["image", f"{len(self.preprocessing.mean)} × {size[0]} × {size[1]}"], *self._describe_network()]
+        rows += [["image", f"{len(self.preprocessing.mean)} × {size[0]} × {size[1]}"], *self._list_network_table_rows()]
         rows += [
             ["inference", self.fast.description if self.fast else "float32"],
             ["classes", ", ".join(self.classes[:12]) + (" …" if len(self.classes) > 12 else "")],
         ]
         return make_html_table(["property", "value"], rows)
 
-    def _describe_network(self) -> list[list[str]]:
+    def _list_network_table_rows(self) -> list[list[str]]:
         if not isinstance(self.model, VisionTransformer):
             return [["network", f"timm's {type(self.model).__name__}"]]
         config, reduction = self.config, self.token_reduction_description

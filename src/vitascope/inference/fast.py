@@ -60,7 +60,7 @@ def choose_fast_or_float32_inference(model: VisionTransformer, run: Run, model_i
         )
     if speedup is None:
         return FastInference(compute_pooled, number_format)
-    points_lost = load_or_measure_accuracy_loss(model, compute_pooled, number_format, run, model_info)
+    points_lost = load_or_measure_accuracy_loss_points(model, compute_pooled, number_format, run, model_info)
     if points_lost is None:
         return FastInference(
             None,
@@ -101,7 +101,7 @@ def build_fastest_feature_function(model: VisionTransformer, full_batch_size: in
     return FastCandidate(FEATURE_FUNCTION_BUILDERS[number_format](plain), number_format, speedups[number_format])
 
 
-def load_or_measure_accuracy_loss(
+def load_or_measure_accuracy_loss_points(
     model: VisionTransformer,
     compute_fast_pooled: FeatureFunction,
     number_format: str,
@@ -149,7 +149,7 @@ class CudaGraphInference:
     """Compiled model in CUDA graphs with static batch sizes: one image, a few, many."""
 
     def __init__(self, model: VisionTransformer, full_batch_size: int | None = None) -> None:
-        self.model = _convert_linear_conv_to_bfloat16(model)
+        self.model = _convert_linear_conv_to_bfloat16_in_place(model)
         self.batch_sizes = sorted({1, SMALL_BATCH_SIZE, full_batch_size or choose_inference_batch_size(model, "cuda")})
         self.captured_graphs: dict[int, CapturedGraph] = {}
         self.lock = Lock()  # the graphs have one input and one output each
@@ -163,13 +163,13 @@ class CudaGraphInference:
         parts = []
         for batch in images.split(self.batch_sizes[-1]):
             size = next(size for size in self.batch_sizes if size >= len(batch))
-            graph, inputs, output = self.captured_graphs.get(size) or self._capture_graph(size, batch)
+            graph, inputs, output = self.captured_graphs.get(size) or self._capture_and_store_feature_graph(size, batch)
             inputs[: len(batch)].copy_(batch)
             graph.replay()
             parts.append(output[: len(batch)].to(torch.float32, copy=True))  # the next replay writes there again
         return torch.cat(parts)
 
-    def _capture_graph(self, batch_size: int, example_images: Tensor) -> CapturedGraph:
+    def _capture_and_store_feature_graph(self, batch_size: int, example_images: Tensor) -> CapturedGraph:
         model = deepcopy(self.model)
         set_kernels(model, choose_fastest_kernels(model, make_bfloat16_inference_workload(batch_size)))
         compiled = torch.compile(model.compute_pooled_features, dynamic=False)
@@ -194,7 +194,7 @@ def _build_int8_feature_function(model: VisionTransformer) -> FeatureFunction:
 
 
 def _build_bfloat16_feature_function(model: VisionTransformer) -> FeatureFunction:
-    bfloat16_model = _convert_linear_conv_to_bfloat16(model)
+    bfloat16_model = _convert_linear_conv_to_bfloat16_in_place(model)
 
     def compute_pooled(images: Tensor) -> Features:
         with torch.autocast("cpu", torch.bfloat16):
@@ -209,7 +209,7 @@ FEATURE_FUNCTION_BUILDERS: dict[str, Callable[[VisionTransformer], FeatureFuncti
 }
 
 
-def _convert_linear_conv_to_bfloat16(model: VisionTransformer) -> VisionTransformer:
+def _convert_linear_conv_to_bfloat16_in_place(model: VisionTransformer) -> VisionTransformer:
     """Convert linear and convolution weights to bfloat16; norms and embeddings keep their precision."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):

@@ -130,12 +130,12 @@ class LayerCall:
 def choose_fastest_kernels(model: VisionTransformer, workload: KernelWorkload) -> KernelByLayer:
     """Return the fastest kernel of each layer; empty on a CPU. Norms of a compiled model are left to the compiler."""
     return {
-        name: _look_up_or_measure_kernel(layer, workload)
-        for name, layer in make_gpu_layer_calls(model, workload).items()
+        name: _look_up_or_measure_fastest_kernel(layer, workload)
+        for name, layer in make_layer_calls_for_kernel_choice(model, workload).items()
     }
 
 
-def make_gpu_layer_calls(model: VisionTransformer, workload: KernelWorkload) -> dict[str, LayerCall]:
+def make_layer_calls_for_kernel_choice(model: VisionTransformer, workload: KernelWorkload) -> dict[str, LayerCall]:
     """Return the layers of a block whose kernels can be chosen, by name; none on a CPU."""
     block, config = model.blocks[0], model.config
     weight = next(model.parameters())
@@ -163,7 +163,7 @@ def set_kernels(model: nn.Module, kernel_by_layer: KernelByLayer) -> None:
             module.kernel = kernel_by_layer.get("norm", "default")
 
 
-def _look_up_or_measure_kernel(layer_call: LayerCall, workload: KernelWorkload) -> str:
+def _look_up_or_measure_fastest_kernel(layer_call: LayerCall, workload: KernelWorkload) -> str:
     """Return the fastest kernel from the tables; otherwise measure it and store the result."""
     key = make_kernel_key(layer_call, workload)
     name = look_up_fastest_kernel(key)

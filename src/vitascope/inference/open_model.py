@@ -88,11 +88,13 @@ def _open_external(model_ref: str, best: bool) -> Classifier:
         raise UserError(f"{model_ref} has only one set of weights. Omit --best, which works only for runs.")
     model = read_pretrained_model_or_timm_network(model_ref)
     return (
-        _wrap_timm_network(model_ref, model) if isinstance(model, TimmNetwork) else _wrap_pretrained(model_ref, model)
+        _make_classifier_from_timm_network(model_ref, model)
+        if isinstance(model, TimmNetwork)
+        else _make_classifier_from_pretrained(model_ref, model)
     )
 
 
-def _wrap_pretrained(model_ref: str, pretrained: PretrainedModel) -> Classifier:
+def _make_classifier_from_pretrained(model_ref: str, pretrained: PretrainedModel) -> Classifier:
     info, notes = pretrained.info, pretrained.user_messages
     if pretrained.library != "vitascope":  # a folder of Vitascope stores its preprocessing
         size = "×".join(str(side) for side in dict.fromkeys(info.preparation.size))
@@ -110,7 +112,7 @@ def _wrap_pretrained(model_ref: str, pretrained: PretrainedModel) -> Classifier:
     )
 
 
-def _wrap_timm_network(model_ref: str, network: TimmNetwork) -> Classifier:
+def _make_classifier_from_timm_network(model_ref: str, network: TimmNetwork) -> Classifier:
     preprocessing = network.preprocessing
     return Classifier(
         _freeze(network.module),

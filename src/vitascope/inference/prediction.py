@@ -1,4 +1,4 @@
-"""Read paths, Pillow images, arrays or tensors as images, and predict their classes with probabilities."""
+"""Read paths, Pillow images, arrays or tensors as stored images, and convert logits to predictions."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -44,9 +44,9 @@ class AttentionRecorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
-        return self._attend_and_record(*args, **(kwargs or {}))
+        return self._attend_and_record_edited_maps(*args, **(kwargs or {}))
 
-    def _attend_and_record(
+    def _attend_and_record_edited_maps(
         self,
         query: Tensor,
         key: Tensor,

@@ -8,7 +8,12 @@ from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
 from vitascope.recipe.choices import OBJECTIVE_SECTIONS
 from vitascope.recipe.schema import Recipe, flatten_and_format_settings, flatten_sections
-from vitascope.recipe.sections import build_schema, find_objective_sections, make_recipe
+from vitascope.recipe.sections import (
+    NameAndText,
+    build_omegaconf_schema,
+    find_needed_objective_sections,
+    make_recipe_from_sections,
+)
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -46,7 +51,7 @@ RENAME_NOTES = {
 }
 
 
-def reject_outdated_settings(settings: Iterable[tuple[str, str]]) -> None:
+def reject_outdated_settings(settings: Iterable[NameAndText]) -> None:
     """Reject names and values of older versions and give the new ones."""
     for name, value in settings:
         if name in RENAMED:
@@ -138,21 +143,26 @@ def find_recipe_path(name_or_path: str) -> Path:
     )
 
 
-class RecipeArgs(NamedTuple):
-    """Command-line arguments: a recipe and settings (key=value)."""
+class OptionalRecipeArgs(NamedTuple):
+    """Command-line arguments: a recipe, if one is given, and settings (key=value)."""
 
     recipe: str | None
     overrides: list[str]
 
 
-def split_optional_recipe_args(args: list[str]) -> RecipeArgs:
+class RequiredRecipeArgs(NamedTuple):
+    recipe: str
+    overrides: list[str]
+
+
+def split_optional_recipe_args(args: list[str]) -> OptionalRecipeArgs:
     """Split arguments into recipe and settings. A first argument without '=' is the recipe."""
     if args and "=" not in args[0]:
-        return RecipeArgs(args[0], args[1:])
-    return RecipeArgs(None, args)
+        return OptionalRecipeArgs(args[0], args[1:])
+    return OptionalRecipeArgs(None, args)
 
 
-def split_required_recipe_args(args: Sequence[str] | None) -> tuple[str, list[str]]:
+def split_required_recipe_args(args: Sequence[str] | None) -> RequiredRecipeArgs:
     """Split arguments into recipe and settings; the recipe is required."""
     if not args or "=" in args[0]:
         width = max(map(len, list_recipe_names()))
@@ -160,7 +170,7 @@ def split_required_recipe_args(args: Sequence[str] | None) -> tuple[str, list[st
             f"  {name:<{width}}  {read_builtin_recipe_description(name)}" for name in list_recipe_names()
         )
         raise UserError(f"Give a recipe first: one of these, or a path to a .yaml file.\n{listed}")
-    return args[0], list(args[1:])
+    return RequiredRecipeArgs(args[0], list(args[1:]))
 
 
 def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, convert_old_names: bool = False) -> Recipe:
@@ -181,7 +191,7 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
             raise UserError(f"{override} must be a range, such as {override.partition('=')[0]}=[0.4,1].")
         if override.endswith("=???"):  # OmegaConf's marker for a missing value, which it would ignore
             raise UserError(f"{override} is not a value. Leave the setting out for its default.")
-    schema = build_schema()
+    schema = build_omegaconf_schema()
     try:
         path = find_recipe_path(name_or_path) if name_or_path else None
         layers = [OmegaConf.create({"name": path.stem}), _load_recipe_file(path, convert_old_names)] if path else []
@@ -189,14 +199,14 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
         settings = [*file_settings.items(), *(_split_override(override) for override in overrides)]
         reject_outdated_settings(settings)
         file_sections = [(str(name), "") for name in layers[1]] if layers else []  # also those without settings
-        schema = build_schema(find_objective_sections([*settings, *file_sections]))
+        schema = build_omegaconf_schema(find_needed_objective_sections([*settings, *file_sections]))
         for key, value in settings:
             if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in BOOLEAN_VALUES:
                 raise UserError(f"{key} must be true or false, not {value or 'empty'}.")  # OmegaConf reads 2 as true
         merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
-        return make_recipe(OmegaConf.to_object(merged))
+        return make_recipe_from_sections(OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
-        raise UserError(_format_config_error(error, schema)) from error
+        raise UserError(_format_omegaconf_error(error, schema)) from error
     except (OSError, UnicodeDecodeError, TypeError) as error:
         raise UserError(
             f"The recipe {name_or_path} cannot be read ({error}). It must be a YAML text file of settings."
@@ -237,7 +247,7 @@ def _rename_old_settings(recipe: "DictConfig") -> "DictConfig":
     return new
 
 
-def _split_override(override: str) -> tuple[str, str]:
+def _split_override(override: str) -> NameAndText:
     """Split key=value."""
     key, _, value = override.partition("=")
     return key, value
@@ -258,7 +268,7 @@ def read_model_config(name_or_path: str | None, overrides: Sequence[str] = ()) -
     return read_recipe(name_or_path, full_overrides).model
 
 
-def _format_config_error(error: Exception, schema: "DictConfig") -> str:
+def _format_omegaconf_error(error: Exception, schema: "DictConfig") -> str:
     """Convert OmegaConf's error to one sentence: the setting, the problem and the nearest key."""
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError

@@ -34,20 +34,20 @@ class Recipe:
             tune, freeze = self.train.tune, self.train.freeze
             setting = f"train.tune={tune}" if tune != "full" else f"train.freeze={freeze}"
             raise UserError(f"{setting} freezes pretrained weights, but there are none. Set weights=….")
-        self._complete_and_check_objective()
+        self._set_default_objective_config_and_check()
         if self.data.augment.flip_mode == "alternating" and self.data.balance == "sampling":
             raise UserError(
                 "data.augment.flip_mode=alternating does not work with data.balance=sampling, which draws images at "
                 "random. Set data.augment.flip_mode=random."
             )
         if self.train.patch_share < 1:
-            _check_patch_share(self.train, self.model)
+            _check_patch_dropout_settings(self.train, self.model)
         if self.train.whiten and (self.model.tokenizer != "patch" or self.weights):
             raise UserError(
                 "train.whiten initializes the patch projection. It needs model.tokenizer=patch and no weights=…."
             )
 
-    def _complete_and_check_objective(self) -> None:
+    def _set_default_objective_config_and_check(self) -> None:
         """Fill in the defaults of the objective's section, and check it against the rest of the recipe."""
         name, config = self.train.objective, self.objective_config
         objective = None if self.train.uses_labels else load_objective(name)
@@ -59,7 +59,7 @@ class Recipe:
             objective.check_recipe(self)
 
 
-def _check_patch_share(train: TrainConfig, model: ModelConfig) -> None:
+def _check_patch_dropout_settings(train: TrainConfig, model: ModelConfig) -> None:
     setting, num_kept = f"train.patch_share={train.patch_share}", train.count_kept_patches(model.num_patches)
     if not train.patch_share_until:
         raise UserError(f"{setting} has no effect with train.patch_share_until=0. Remove one of them.")
@@ -110,7 +110,7 @@ def flatten_sections(sections: dict[str, Any], prefix: str = "") -> dict[str, An
 
 def flatten_and_format_settings(sections: dict[str, Any]) -> dict[str, str]:
     """Return `section.setting` -> value as typed on the command line."""
-    return {name: format_value(value) for name, value in flatten_sections(sections).items()}
+    return {name: format_value_for_command_line(value) for name, value in flatten_sections(sections).items()}
 
 
 def hash_values(values: Any, num_digits: int = 16) -> str:
@@ -127,10 +127,10 @@ def _remove_defaults(settings: dict[str, Any], defaults: dict[str, Any]) -> dict
     }
 
 
-def format_value(value: Any) -> str:
+def format_value_for_command_line(value: Any) -> str:
     """Format a value as typed on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(format_value, value))}]"
+        return f"[{','.join(map(format_value_for_command_line, value))}]"
     return "null" if value is None else str(value)

@@ -12,15 +12,17 @@ from vitascope.recipe.schema import Recipe
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+NameAndText = tuple[str, str]  # a setting's name with its section, and its value as typed
 
-def find_objective_sections(settings: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+
+def find_needed_objective_sections(settings: Iterable[NameAndText]) -> tuple[str, ...]:
     """Return the objectives that need their section: the one that is trained, and those with settings."""
     used = {value if name == "train.objective" else name.partition(".")[0] for name, value in settings}
     return tuple(name for name in OBJECTIVE_SECTIONS if name in used)
 
 
 @cache
-def build_schema(objective_sections: tuple[str, ...] = ()) -> "DictConfig":
+def build_omegaconf_schema(objective_sections: tuple[str, ...] = ()) -> "DictConfig":
     """Return the schema with these sections, built once. Merging does not change it."""
     from omegaconf import OmegaConf
 
@@ -37,7 +39,7 @@ def build_schema(objective_sections: tuple[str, ...] = ()) -> "DictConfig":
     return OmegaConf.structured(make_dataclass("RecipeSections", parts))
 
 
-def make_recipe(sections: Any) -> Recipe:
+def make_recipe_from_sections(sections: Any) -> Recipe:
     """Return the recipe of these sections. Reject settings of an objective that is not trained."""
     values = {item.name: getattr(sections, item.name) for item in fields(sections)}
     configs = {name: values.pop(name) for name in OBJECTIVE_SECTIONS if name in values}

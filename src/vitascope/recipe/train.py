@@ -144,7 +144,7 @@ class TrainConfig:
         return self.probe_every or max(1, self.epochs // 10)
 
     @property
-    def num_patch_share_epochs(self) -> int:
+    def num_patch_dropout_epochs(self) -> int:
         """Number of epochs with patch dropout: at least one, never the last."""
         if self.patch_share == 1:
             return 0

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vitascope.draw.html import format_markdown_table
+from vitascope.draw.html import Markdown, format_markdown_table
 from vitascope.records.record import (
     BenchmarkRow,
     format_thousands_or_millions,
@@ -12,19 +12,19 @@ from vitascope.records.record import (
 from vitascope.run.machine import get_device_or_cpu_name
 
 
-def format_benchmark_table(results_folder: Path, record_names: list[str]) -> str:
+def format_library_speed_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format `make bench`: one column per benchmark, in images per second or milliseconds and × the fastest eager
     implementation of another library."""
     cells: dict[str, dict[str, str]] = {}  # [implementation][benchmark]
     for row in read_benchmark_rows(results_folder, record_names):
         benchmark = f"{row['shape']} {row['task']}"
-        cells.setdefault(row["who"], {})[benchmark] = _format_speed_with_ratio(row)
+        cells.setdefault(row["who"], {})[benchmark] = _format_speed_and_ratio_or_failure(row)
     benchmarks = list(dict.fromkeys(benchmark for row in cells.values() for benchmark in row))
     rows = [[implementation, *(row.get(name, "–") for name in benchmarks)] for implementation, row in cells.items()]
     return format_markdown_table(["implementation", *benchmarks], rows)
 
 
-def format_gpu_benchmark_table(results_folder: Path, record_names: list[str]) -> str:
+def format_gpu_library_speed_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format benchmarks on a GPU, one row each: Vitascope and other libraries."""
     rows: dict[tuple[str, str, int], dict[str, BenchmarkRow]] = {}  # [shape, task, batch][implementation]
     for row in read_benchmark_rows(results_folder, record_names):
@@ -34,16 +34,16 @@ def format_gpu_benchmark_table(results_folder: Path, record_names: list[str]) ->
     lines = []
     for (shape, task, batch), row_by_name in rows.items():
         vitascope_row = row_by_name["ours, compiled, whole step" if task == "train" else "ours, fast"]
-        peer_speeds = [_format_speed(row_by_name[peer]) if peer in row_by_name else "–" for peer in peers]
+        peer_speeds = [_format_speed_or_failure(row_by_name[peer]) if peer in row_by_name else "–" for peer in peers]
         speedups = [f"×{vitascope_row[name]:.2f}" for name in ("times_timm", "times_timm_compiled")]
         fraction = "–" if task == "latency" else f"{vitascope_row['share_of_matrix_rate']:.0%}"
-        speed = f"**{_format_speed(vitascope_row)}**"
+        speed = f"**{_format_speed_or_failure(vitascope_row)}**"
         lines.append([f"{shape} {task}, batch {batch}", speed, *speedups, fraction, *peer_speeds])
     head = ["benchmark", "ours", "× timm", "× timm compiled"]
     return format_markdown_table([*head, "fraction of the matrix-multiply rate", *peers], lines)
 
 
-def format_scaling_exponent_table(results_folder: Path, record_names: list[str]) -> str:
+def format_scaling_exponent_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format the exponents with which the time and the FLOPs of a training step grow with each size."""
     rows = []
     for name in record_names:
@@ -56,7 +56,7 @@ def format_scaling_exponent_table(results_folder: Path, record_names: list[str])
     return format_markdown_table(["machine", "size", "range", "exponent of the time", "exponent of the FLOPs"], rows)
 
 
-def format_faithfulness_table(results_folder: Path, record_names: list[str]) -> str:
+def format_explanation_faithfulness_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format deletion and insertion scores of each explanation method; random order is the baseline."""
     from vitascope.explain.attribution import get_method_label  # imports torch
 
@@ -81,14 +81,14 @@ def format_faithfulness_table(results_folder: Path, record_names: list[str]) -> 
     return format_markdown_table([*head, "rank correlation with shuffled weights"], rows)
 
 
-def join_attention_map_cost_factors(results_folder: Path, record_names: list[str]) -> str:
+def join_attention_map_cost_factors(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format the cost of all attention maps as a multiple of an unfused forward pass."""
     return "; ".join(
         str(read_results_file(results_folder / f"{name}.json")["times_a_written_out_forward"]) for name in record_names
     )
 
 
-def format_batched_runs_table(results_folder: Path, record_names: list[str]) -> str:
+def format_batched_training_speed_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format the speed of many small models trained in one batch (`python -m benchmarks.together`)."""
     lines = []
     for row in read_benchmark_rows(results_folder, record_names):
@@ -100,7 +100,7 @@ def format_batched_runs_table(results_folder: Path, record_names: list[str]) -> 
     )
 
 
-def format_token_merging_and_dropping_table(results_folder: Path, record_names: list[str]) -> str:
+def format_token_merging_and_dropping_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format token merging and dropping at inference (`python -m benchmarks.fewer_tokens`)."""
     rows = read_benchmark_rows(results_folder, record_names)
     quality_columns = ["same_answers"] + (["accuracy"] if all("accuracy" in row for row in rows) else [])
@@ -120,7 +120,7 @@ def format_token_merging_and_dropping_table(results_folder: Path, record_names: 
     return format_markdown_table(head, lines)
 
 
-def format_other_image_size_table(results_folder: Path, record_names: list[str]) -> str:
+def format_result_at_other_image_sizes_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format what models do with an image of another size than their own (`python -m benchmarks.odd_size`)."""
     lines = []
     for row in read_benchmark_rows(results_folder, record_names):
@@ -133,7 +133,7 @@ def format_other_image_size_table(results_folder: Path, record_names: list[str])
     )
 
 
-def _format_speed(benchmark_row: BenchmarkRow) -> str:
+def _format_speed_or_failure(benchmark_row: BenchmarkRow) -> str:
     if "broken" in benchmark_row:
         return benchmark_row["broken"]
     if benchmark_row["task"] == "latency":
@@ -141,7 +141,7 @@ def _format_speed(benchmark_row: BenchmarkRow) -> str:
     return f"{benchmark_row['images_per_second']:,.0f}"
 
 
-def _format_speed_with_ratio(benchmark_row: BenchmarkRow) -> str:
+def _format_speed_and_ratio_or_failure(benchmark_row: BenchmarkRow) -> str:
     if "broken" in benchmark_row:
         return benchmark_row["broken"]
     speed = (
@@ -152,7 +152,7 @@ def _format_speed_with_ratio(benchmark_row: BenchmarkRow) -> str:
     return f"{speed} (×{benchmark_row['times_fastest_peer']:.2f})"
 
 
-def format_target_accuracy_table(results_folder: Path, record_names: list[str]) -> str:
+def format_seconds_to_target_accuracy_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format when a sheet's target accuracy was reached (`python -m benchmarks.first_runs`, one seed each)."""
     rows = []
     for name in record_names:

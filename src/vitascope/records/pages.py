@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from vitascope.draw.html import escape_markdown, format_markdown_table
+from vitascope.draw.html import Markdown, escape_markdown, format_markdown_table
 from vitascope.errors import UserError, format_count, suggest_choice
 from vitascope.evaluation.model_card import ModelCard
 from vitascope.inference.views import VIEW_DESCRIPTIONS
@@ -46,7 +46,7 @@ def read_page_and_fill_results_marks(
         return FilledPage(*RECORDED_COMMENT.subn(lambda _: comment, text))
     cards_folder = cards_folder or results_folder.parent / "docs/cards"
     page = FilledPage(
-        *RESULTS_MARK.subn(lambda match: _fill_mark(match, page_path, results_folder, cards_folder), text)
+        *RESULTS_MARK.subn(lambda match: _fill_results_mark(match, page_path, results_folder, cards_folder), text)
     )
     if num_unreadable := len(MARK_START.findall(text)) - page.num_marks:
         marks = format_count(num_unreadable, "results mark")
@@ -54,21 +54,21 @@ def read_page_and_fill_results_marks(
     return page
 
 
-def format_model_cards(results_folder: Path, cards_folder: Path) -> dict[Path, str]:
+def format_model_cards_of_all_records(results_folder: Path, cards_folder: Path) -> dict[Path, Markdown]:
     """Return the path and text of a model card for every record."""
     return {
-        cards_folder / f"{path.stem}.md": make_record_card(read_record(path), path.name).format_markdown()
+        cards_folder / f"{path.stem}.md": make_model_card_of_record(read_record(path), path.name).format_markdown()
         for paths in find_record_files_by_name(results_folder).values()
         for path in paths
     }
 
 
-def _fill_mark(match: re.Match[str], page_path: Path, results_folder: Path, cards_folder: Path) -> str:
+def _fill_results_mark(match: re.Match[str], page_path: Path, results_folder: Path, cards_folder: Path) -> str:
     """Return the mark with the text that its kind and names give."""
     kind, *names = match["words"].split() or [""]
     if kind not in RESULT_FORMATTERS:
         raise UserError(f"{page_path}: there is no kind of results '{kind}'. {suggest_choice(kind, RESULT_FORMATTERS)}")
-    text = _format_results_of_kind(kind, results_folder, names, page_path)
+    text = _check_and_format_results_of_kind(kind, results_folder, names, page_path)
     for placeholder, folder in (("{results}", results_folder), ("{cards}", cards_folder)):
         relative_path = os.path.relpath(folder.resolve(), page_path.resolve().parent).replace(os.sep, "/")
         text = text.replace(placeholder, relative_path)
@@ -76,7 +76,7 @@ def _fill_mark(match: re.Match[str], page_path: Path, results_folder: Path, card
     return f"{match[1]}{text}{match[4]}"
 
 
-def _format_results_of_kind(kind: str, results_folder: Path, names: list[str], page_path: Path) -> str:
+def _check_and_format_results_of_kind(kind: str, results_folder: Path, names: list[str], page_path: Path) -> Markdown:
     """Return the text of a mark; refuse a record that is of another kind."""
     if kind not in TRAINING_RECORD_KINDS:
         if not names:
@@ -125,7 +125,7 @@ TRACK_NAMES = {
 }
 
 
-def make_record_card(record: Record, record_file_name: str) -> ModelCard:
+def make_model_card_of_record(record: Record, record_file_name: str) -> ModelCard:
     """Collect the facts of a record for its model card; every number is from the record."""
     no_other_data = "" if record.track in ("pretrained", "teacher") else " No other data was used."
     return ModelCard(
@@ -134,8 +134,8 @@ def make_record_card(record: Record, record_file_name: str) -> ModelCard:
         num_tokens=record.tokens,
         settings=record.settings,
         classes=list(record.recall),
-        results=[_format_results(record)],
-        origin=_format_machine(record),
+        results=[_format_record_results_for_card(record)],
+        origin=_describe_machine_and_versions(record),
         origin_code=record.command,
         origin_language="bash",
         data_name=record.data,
@@ -147,7 +147,7 @@ def make_record_card(record: Record, record_file_name: str) -> ModelCard:
     )
 
 
-def _format_results(record: Record) -> str:
+def _format_record_results_for_card(record: Record) -> Markdown:
     num_seeds = len(record.seeds)
     seeds = "both seeds" if num_seeds == 2 else "one seed"
     seeds = f"{CI_LABEL}, {num_seeds} seeds" if num_seeds >= MIN_SEEDS_FOR_INTERVAL else seeds
@@ -178,7 +178,7 @@ def _format_results(record: Record) -> str:
     )
 
 
-def _format_machine(record: Record) -> str:
+def _describe_machine_and_versions(record: Record) -> str:
     versions = ", ".join(f"{name} {record.versions.get(name)}" for name in ("vitascope", "python", "torch"))
     hardware = record.hardware
     modes = [hardware["precision"], "compiled" if hardware["compiled"] else "not compiled"]

@@ -16,7 +16,7 @@ from vitascope.recipe.schema import Recipe
 from vitascope.records.ablation import format_percent_mean_or_values
 from vitascope.records.track import (
     check_all_equal,
-    check_and_read_machine_info,
+    check_recordable_and_read_machine_info,
     check_runs_fit_one_record,
     determine_training_track,
     list_previous_stage_runs,
@@ -77,7 +77,7 @@ class Record:
 
 def evaluate_and_make_record(runs: list[Run], record_name: str, *, views: int = 1, commit: str | None = None) -> Record:
     """Make a record. Only runs without a test evaluation with these views are evaluated; the first result counts."""
-    machine_infos = [check_and_read_machine_info(run) for run in runs]
+    machine_infos = [check_recordable_and_read_machine_info(run) for run in runs]
     check_runs_fit_one_record(runs, machine_infos, commit)
     recipe, first_info = make_portable_recipe(runs[0]), machine_infos[0]
     check_views_match_training(recipe, views)
@@ -105,8 +105,8 @@ def evaluate_and_make_record(runs: list[Run], record_name: str, *, views: int = 
         ece=[result["ece"] for result in results],
         recall={label: [result["recall"][label] for result in results] for label in results[0]["recall"]},
         openings=[entry.use_count for entry in evaluations],
-        seconds=_list_run_seconds(runs, evaluations, machine_name),
-        cold_seconds=_list_run_seconds(runs, evaluations, machine_name, include_setup=True),
+        seconds=_list_total_seconds_per_run(runs, evaluations, machine_name),
+        cold_seconds=_list_total_seconds_per_run(runs, evaluations, machine_name, include_setup=True),
         hardware=first_info["hardware"],
         machine=first_info["machine"],
         versions=first_info["versions"],
@@ -118,7 +118,7 @@ def evaluate_and_make_record(runs: list[Run], record_name: str, *, views: int = 
     )
 
 
-def _list_run_seconds(
+def _list_total_seconds_per_run(
     runs: list[Run], log_entries: list[EvalLogEntry], machine_name: str, *, include_setup: bool = False
 ) -> list[float]:
     """Return for each run the seconds of its earlier stages, its own epochs and the test evaluation."""
@@ -127,7 +127,7 @@ def _list_run_seconds(
         round(
             sum(sum_seconds(stage.metrics) for stage in list_previous_stage_runs(run))
             + sum_seconds(run.metrics)
-            + _get_test_seconds_or_zero(log_entry, machine_name, include_setup=include_setup),
+            + _get_test_seconds_or_zero_if_other_machine(log_entry, machine_name, include_setup=include_setup),
             2,
         )
         for run, log_entry in zip(runs, log_entries, strict=True)
@@ -185,7 +185,9 @@ def _find_or_run_first_test_evaluation(run: Run, views: int) -> EvalLogEntry:
     return log_entry
 
 
-def _get_test_seconds_or_zero(log_entry: EvalLogEntry, machine_name: str, *, include_setup: bool = False) -> float:
+def _get_test_seconds_or_zero_if_other_machine(
+    log_entry: EvalLogEntry, machine_name: str, *, include_setup: bool = False
+) -> float:
     """Return the seconds of the test evaluation; 0 if another machine than the run's computed it."""
     if log_entry.machine not in (None, machine_name):
         return 0.0
@@ -239,7 +241,7 @@ def format_seconds_range(seconds: list[float]) -> str:
     return low if low == high else f"{low}–{high}"
 
 
-def format_longest_wall_seconds(record: Record) -> str:
+def format_longest_wall_seconds_or_dash(record: Record) -> str:
     """Format the longest known wall-clock time of the seeds, as for cold seconds."""
     seconds = record.known_wall_seconds
     return format_seconds_range([max(seconds)]) if seconds else "–"

@@ -66,7 +66,7 @@ def make_portable_recipe(run: Run) -> Recipe:
 REQUIRED_MACHINE_KEYS = ("machine", "hardware", "versions", "commit", "date", "data_hash")
 
 
-def check_and_read_machine_info(run: Run) -> RunMachineInfo:
+def check_recordable_and_read_machine_info(run: Run) -> RunMachineInfo:
     """Read the machine, versions and commit that the run itself stored. Reject a run that cannot be recorded."""
     if not run.is_finished:
         raise UserError(f"{run.path} is not finished. Resume it with: vitascope resume {run.path}")
@@ -87,7 +87,7 @@ def check_and_read_machine_info(run: Run) -> RunMachineInfo:
     return machine_info
 
 
-def _check_settings_equal(runs: list[Run], recipes: list[Recipe]) -> None:
+def _check_only_seed_differs(runs: list[Run], recipes: list[Recipe]) -> None:
     """Reject runs whose recipes differ in more than the seed; name up to four settings, their values and runs."""
     differing = find_differing_settings(recipes) if recipes else {}
     differences = []
@@ -107,8 +107,8 @@ def check_runs_fit_one_record(runs: list[Run], machine_infos: list[RunMachineInf
     if repeated := [seed for seed in set(seeds) if seeds.count(seed) > 1]:
         raise UserError(f"Seed {repeated[0]} is given more than once. A record has one run per seed.")
     stages = [stage for run in runs if (stage := find_previous_stage_run(run))]
-    _check_settings_equal(runs, [make_portable_recipe(run) for run in runs])
-    _check_settings_equal(stages, [stage.recipe for stage in stages])
+    _check_only_seed_differs(runs, [make_portable_recipe(run) for run in runs])
+    _check_only_seed_differs(stages, [stage.recipe for stage in stages])
     check_all_equal("machines", [get_run_device_name(info) for info in machine_infos])
     check_all_equal("commits", [str(info["commit"]) for info in machine_infos])
     check_all_equal("versions of torch", [str(info["versions"].get("torch")) for info in machine_infos])

@@ -3,12 +3,12 @@
 from pathlib import Path
 from statistics import mean
 
-from vitascope.draw.html import format_markdown_table
+from vitascope.draw.html import Markdown, format_markdown_table
 from vitascope.records.ablation import (
     MIN_SEEDS_FOR_INTERVAL,
     ResidualNoise,
     compare_arms_with_baselines,
-    describe_mean_format,
+    describe_mean_notation_for_header,
     estimate_residual_noise,
     format_percent_mean_or_values,
 )
@@ -19,7 +19,7 @@ from vitascope.records.record import (
 )
 
 
-def format_pretrained_vs_scratch_table(results_folder: Path, record_names: list[str]) -> str:
+def format_pretrained_vs_scratch_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format results from scratch and from pretrained weights (`python -m benchmarks.pretrained`)."""
     groups: dict[tuple[str, str], list[BenchmarkRow]] = {}
     for row in read_benchmark_rows(results_folder, record_names):
@@ -33,11 +33,11 @@ def format_pretrained_vs_scratch_table(results_folder: Path, record_names: list[
         epochs, seeds = str(rows[0]["epochs"]), str(len(rows))
         lines.append([data, arm, grid, gflops, epochs, seeds, first_epoch, accuracy, *times])
     head = ["data", "start", "grid", "GFLOPs per image", "epochs", "seeds", "training accuracy, first epoch"]
-    mean_format = describe_mean_format(map(len, groups.values()))
+    mean_format = describe_mean_notation_for_header(map(len, groups.values()))
     return format_markdown_table([*head, f"accuracy ({mean_format})", "seconds", "seconds with set-up"], lines)
 
 
-def format_small_data_ablation_table(results_folder: Path, record_names: list[str]) -> str:
+def format_small_data_ablation_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format the effect of each change (`python -m benchmarks.small_data`) against the first arm of the record."""
     lines, counts = [], []
     for name in record_names:
@@ -48,13 +48,13 @@ def format_small_data_ablation_table(results_folder: Path, record_names: list[st
             counts.append(num_seeds)
             baseline = arm.baseline_name or "–"
             lines.append([arm.name, parameters, str(num_seeds), accuracy, baseline, difference, arm.verdict])
-    head = ["model", "parameters", "seeds", f"accuracy ({describe_mean_format(counts)})", "compared with"]
+    head = ["model", "parameters", "seeds", f"accuracy ({describe_mean_notation_for_header(counts)})", "compared with"]
     return format_markdown_table(
         [*head, "difference in points, seed by seed (± its 95 % confidence interval)", "verdict"], lines
     )
 
 
-def format_speedrun_ablation_table(results_folder: Path, record_names: list[str]) -> str:
+def format_speedrun_ablation_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format the effect of each part of a fast recipe (`python -m benchmarks.speedrun`) on accuracy and seconds, paired
     by seed, with confidence intervals from the noise pooled over all arms."""
     rows, lines = read_benchmark_rows(results_folder, record_names), []
@@ -66,7 +66,7 @@ def format_speedrun_ablation_table(results_folder: Path, record_names: list[str]
         baseline = {row["seed"]: row for row in rows if row["arm"] == arm.baseline_name}
         pairs = [(row, baseline[row["seed"]]) for row in arm.rows if row["seed"] in baseline]
         differences = [
-            _format_pooled_difference([row[column] - other[column] for row, other in pairs], noise, scale)
+            _format_difference_with_pooled_interval([row[column] - other[column] for row, other in pairs], noise, scale)
             if pairs
             else "–"
             for column, noise, scale in columns
@@ -78,7 +78,7 @@ def format_speedrun_ablation_table(results_folder: Path, record_names: list[str]
     return format_markdown_table([*head, f"difference in points ({pooled})", "difference in seconds (same)"], lines)
 
 
-def format_speedrun_tuning_table(results_folder: Path, record_names: list[str]) -> str:
+def format_speedrun_length_and_size_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format runs of different length and size (`python -m benchmarks.speedrun --called`)."""
     lines = []
     for arm in compare_arms_with_baselines(read_benchmark_rows(results_folder, record_names)):
@@ -93,7 +93,7 @@ def format_speedrun_tuning_table(results_folder: Path, record_names: list[str]) 
     return format_markdown_table([*head, "training accuracy", "mean held-out accuracy"], lines)
 
 
-def _format_pooled_difference(differences: list[float], noise: ResidualNoise | None, scale: float) -> str:
+def _format_difference_with_pooled_interval(differences: list[float], noise: ResidualNoise | None, scale: float) -> str:
     """Format the mean difference with the interval from the pooled noise."""
     interval = ""
     if noise and len(differences) > 1:
@@ -101,7 +101,7 @@ def _format_pooled_difference(differences: list[float], noise: ResidualNoise | N
     return f"{scale * mean(differences):+.2f}{interval}"
 
 
-def format_label_fraction_table(results_folder: Path, record_names: list[str]) -> str:
+def format_accuracy_by_label_fraction_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format accuracy by the fraction of the labels and the initial weights (`python -m benchmarks.pretraining`)."""
     rows = [row for row in read_benchmark_rows(results_folder, record_names) if row["kind"] == "fine-tuned"]
     fractions = sorted({row["labels"] for row in rows})
@@ -111,12 +111,15 @@ def format_label_fraction_table(results_folder: Path, record_names: list[str]) -
             fraction: [row for row in rows if (row["arm"], row["labels"]) == (arm, fraction)] for fraction in fractions
         }
         counts += [len(seed_rows) for seed_rows in arm_rows.values() if seed_rows]
-        lines.append([arm, *(_format_mean_and_seeds(arm_rows[fraction]) for fraction in fractions)])
-    head = [f"accuracy ({describe_mean_format(counts)})", *(f"{fraction:.0%} of the labels" for fraction in fractions)]
+        lines.append([arm, *(_format_mean_accuracy_and_seeds_or_dash(arm_rows[fraction]) for fraction in fractions)])
+    head = [
+        f"accuracy ({describe_mean_notation_for_header(counts)})",
+        *(f"{fraction:.0%} of the labels" for fraction in fractions),
+    ]
     return format_markdown_table(head, lines)
 
 
-def format_feature_probe_table(results_folder: Path, record_names: list[str]) -> str:
+def format_feature_probe_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format the accuracy of frozen features by k-nearest neighbours and by a linear probe."""
     rows = [row for row in read_benchmark_rows(results_folder, record_names) if row["kind"] == "features"]
     lines, counts = [], []
@@ -138,7 +141,7 @@ def format_feature_probe_table(results_folder: Path, record_names: list[str]) ->
         "features",
         "epochs",
         "seeds",
-        f"k-nearest neighbours ({describe_mean_format(counts)})",
+        f"k-nearest neighbours ({describe_mean_notation_for_header(counts)})",
         "linear probe (same)",
     ]
     return format_markdown_table([*head, "seconds (with compilation)"], lines)
@@ -148,7 +151,7 @@ def _format_column_mean(rows: list[BenchmarkRow], column: str) -> str:
     return format_percent_mean_or_values([row[column] for row in rows])
 
 
-def _format_mean_and_seeds(rows: list[BenchmarkRow]) -> str:
+def _format_mean_accuracy_and_seeds_or_dash(rows: list[BenchmarkRow]) -> str:
     if not rows:
         return "–"
     seeds = f" ({len(rows)} seeds)" if len(rows) >= MIN_SEEDS_FOR_INTERVAL else ""

@@ -91,7 +91,9 @@ def load_run_weights_into_model(model: nn.Module, run: Run, *, use_best_epoch: b
         problem = _describe_missing_weights(run, path.name)
         if use_best_epoch and run.is_finished:
             raise UserError(f"{problem}. data.validation was 0, so no best epoch exists.")
-        raise UserError(f"{problem}. Resume it with: vitascope resume {run.path}{_suggest_newest_finished_run(run)}")
+        raise UserError(
+            f"{problem}. Resume it with: vitascope resume {run.path}{_format_newest_finished_run_hint(run)}"
+        )
     load_weights_file_into_model(model, path)
 
 
@@ -104,7 +106,7 @@ def _describe_missing_weights(run: Run, file_name: str) -> str:
     return f"{run.path} is not finished ({epochs_done} of {num_epochs} epochs)"
 
 
-def _suggest_newest_finished_run(run: Run) -> str:
+def _format_newest_finished_run_hint(run: Run) -> str:
     """Return a hint to the newest finished run of the same recipe."""
     weights_paths = run.path.resolve().parent.glob(f"*/{LAST_WEIGHTS}")
     finished = sorted(path.parent for path in weights_paths if is_run_folder(path.parent))

@@ -13,12 +13,14 @@ from vitascope.run.directory import ExternalModel, Run
 from vitascope.weights.model_info import ModelInfo
 
 
-def load_verified_run_split(run: Run, model_info: ModelInfo, split: str, advice: str = "") -> Dataset | None:
+def load_verified_run_split(run: Run, model_info: ModelInfo, split: str, error_hint: str = "") -> Dataset | None:
     """Return exactly the run's validation or training images; None if it has no validation images.
 
-    `advice` ends the error message for a model that is not a run."""
+    `error_hint` ends the error message for a model that is not a run."""
     if isinstance(run, ExternalModel):
-        raise UserError(f"{run.model_ref} is not a run, so it has no training or validation images. {advice}".rstrip())
+        raise UserError(
+            f"{run.model_ref} is not a run, so it has no training or validation images. {error_hint}".rstrip()
+        )
     recipe = run.recipe
     if split == "val" and recipe.data.validation == 0:
         return None

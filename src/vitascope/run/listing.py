@@ -12,7 +12,7 @@ from vitascope.model.anatomy import count_parameters
 from vitascope.recipe.augmentation import resolve_augmentation_for_objective
 from vitascope.recipe.choices import OBJECTIVE_SECTIONS, load_objective
 from vitascope.recipe.reading import list_recipe_names, read_recipe
-from vitascope.recipe.schema import Recipe, convert_recipe_to_dict, flatten_sections, format_value
+from vitascope.recipe.schema import Recipe, convert_recipe_to_dict, flatten_sections, format_value_for_command_line
 from vitascope.run.directory import Run, is_run_folder
 from vitascope.run.metrics import extract_curves, sum_epoch_seconds
 from vitascope.run.test_set_log import read_test_set_log
@@ -108,7 +108,7 @@ class RunComparison:
     differing_settings: dict[str, list[Any]]  # setting -> its value in each run
 
     @property
-    def run_names(self) -> list[str]:
+    def short_unique_run_names(self) -> list[str]:
         """Short unique names: the settings that differ, else the folder names."""
         settings = self.differing_settings | {
             key: [Path(str(name)).name for name in names]
@@ -134,7 +134,7 @@ class RunComparison:
         """Draw loss and accuracy of all runs."""
         from vitascope.draw.curves import draw_run_comparison
 
-        named_runs = zip(self.run_names, self.runs, strict=True)
+        named_runs = zip(self.short_unique_run_names, self.runs, strict=True)
         curves = {f"run {n}: {name}": extract_curves(run.metrics) for n, (name, run) in enumerate(named_runs, start=1)}
         caption = f"{len(self.runs)} runs. Solid lines: validation images. Dashed lines: training images."
         if any(summary.uses_linear_probe for summary in self.run_summaries):
@@ -182,7 +182,7 @@ def format_setting_for_reading(key: str, value: Any) -> str:
     if value is None:
         is_unused = key.partition(".")[0] in OBJECTIVE_SECTIONS
         return "not used" if is_unused else NULL_MEANINGS.get(key, "default")
-    return f"{value:g} GiB" if key == "data.memory" else format_value(value)
+    return f"{value:g} GiB" if key == "data.memory" else format_value_for_command_line(value)
 
 
 def format_shortest_train_command(recipe: Recipe, seeds: list[int]) -> str:
@@ -190,17 +190,19 @@ def format_shortest_train_command(recipe: Recipe, seeds: list[int]) -> str:
     changes: dict[str, dict[str, Any]] = {}
     for recipe_name in list_recipe_names():
         with suppress(UserError):  # a recipe that does not fit these images, such as mirrored digits
-            changes[recipe_name] = _find_changed_settings(recipe_name, recipe)
+            changes[recipe_name] = _find_overrides_of_builtin_recipe(recipe_name, recipe)
     name = min(changes, key=lambda recipe_name: (len(changes[recipe_name]), recipe_name != recipe.name))
     overrides = [
-        shlex.quote(f"{key}={format_value(value)}") for key, value in changes[name].items() if key != "train.seed"
+        shlex.quote(f"{key}={format_value_for_command_line(value)}")
+        for key, value in changes[name].items()
+        if key != "train.seed"
     ]
     seed = f"train.seed={seeds[0]}" if len(seeds) == 1 else "train.seed=$seed"
     command = " ".join(["vitascope train", name, *overrides, seed])
     return command if len(seeds) == 1 else f"for seed in {' '.join(map(str, seeds))}; do {command}; done"
 
 
-def _find_changed_settings(base_recipe_name: str, recipe: Recipe) -> dict[str, Any]:
+def _find_overrides_of_builtin_recipe(base_recipe_name: str, recipe: Recipe) -> dict[str, Any]:
     """Return the settings that turn the named recipe, with its default augmentation filled in, into this one."""
     base = read_recipe(base_recipe_name)
     data = replace(base.data, name=recipe.data.name)

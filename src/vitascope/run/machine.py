@@ -62,7 +62,7 @@ def list_missing_packages() -> list[str]:
     return [name for name, version in get_package_versions().items() if version is None]
 
 
-def get_device_names() -> dict[str, str]:
+def get_device_names_by_type() -> dict[str, str]:
     """Return the devices that torch can use, best first: cuda, mps, cpu."""
     import torch
 
@@ -99,7 +99,7 @@ def get_cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def describe_precision_speeds() -> dict[str, str]:
+def measure_and_describe_precision_speeds() -> dict[str, str]:
     """Return the speed of each number format on the best device."""
     import torch
 
@@ -121,7 +121,7 @@ def _get_package_version(package: str) -> str | None:
 def collect_machine_info(commit: str | None = None) -> MachineInfo:
     """Return machine, versions, commit (given or from Git) and date for a record."""
     return {
-        "machine": get_device_names() | {"system": f"{platform.system()} {platform.machine()}"},
+        "machine": get_device_names_by_type() | {"system": f"{platform.system()} {platform.machine()}"},
         "versions": get_package_versions(),
         "commit": commit or get_current_commit(),
         "date": datetime.now(UTC).date().isoformat(),

@@ -3,12 +3,13 @@
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NewType
 
 from vitascope.run.directory import Run
 from vitascope.run.files import append_json_line, make_folder
 
 LOG_FILE = "test-openings.jsonl"
+EntryId = NewType("EntryId", int)  # links the two lines of one use
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class EvalLogEntry:
     """One use of test images: data, settings, machine and result (empty if it was interrupted)."""
 
     use_count: int  # 1 for the first use of these images by this run
-    entry_id: int  # links its two lines
+    entry_id: EntryId
     data_name: str
     split: str
     views: int
@@ -56,7 +57,7 @@ def read_test_set_log(run: Run) -> list[EvalLogEntry]:
             continue
         data_name, split = line.get("data") or run.recipe.data.name, line.get("split", "test")
         num_uses_before = sum((entry.data_name, entry.split) == (data_name, split) for entry in entries)
-        entry_id = line.get("opening", -line_number)
+        entry_id = EntryId(line.get("opening", -line_number))
         entries.append(
             EvalLogEntry(
                 use_count=num_uses_before + 1,
@@ -73,17 +74,17 @@ def read_test_set_log(run: Run) -> list[EvalLogEntry]:
     return entries
 
 
-def add_test_use_log_entry(run: Run, **details: Any) -> int:
+def add_test_use_entry(run: Run, **details: Any) -> EntryId:
     """Log a use before the evaluation starts, so that none is missed; return the id for `log_test_set_result`."""
     known_ids = [entry.entry_id for entry in read_test_set_log(run)]  # those of truncated lines are below 0
-    entry_id = 1 + max([0, *known_ids])
+    entry_id = EntryId(1 + max([0, *known_ids]))
     when = datetime.now(UTC).isoformat(timespec="seconds")
     make_folder(run.path)  # an external model has none yet
     append_json_line(run.get_path(LOG_FILE), {"opening": entry_id, "when": when, **details})
     return entry_id
 
 
-def log_test_set_result(run: Run, entry_id: int, result: dict[str, Any]) -> None:
+def log_test_set_result(run: Run, entry_id: EntryId, result: dict[str, Any]) -> None:
     """Log the result of the use with this id."""
     append_json_line(run.get_path(LOG_FILE), {"opening": entry_id, **result})
 

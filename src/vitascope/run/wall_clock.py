@@ -24,7 +24,7 @@ _started_tasks: list[StartedTask] = []  # in the order in which this process beg
 
 
 def record_task_start_in_this_process(task: Task, run: Run) -> None:
-    """Record that this process works on a run. Call it before `measure_task_seconds`."""
+    """Record that this process works on a run. Call it before `measure_process_seconds_if_alone`."""
     _started_tasks.append(StartedTask(task, run.path.resolve()))
 
 

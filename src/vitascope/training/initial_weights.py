@@ -18,7 +18,7 @@ from vitascope.data.splits import TrainingData
 from vitascope.errors import UserError
 from vitascope.model.patches import PatchEmbed, patchify
 from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.schema import Recipe, format_value
+from vitascope.recipe.schema import Recipe, format_value_for_command_line
 from vitascope.run.directory import is_run_folder, open_run_or_newest
 from vitascope.shapes import Patches
 from vitascope.weights.adaptation import SETTINGS_WITHOUT_WEIGHTS, AdaptedModel, adapt
@@ -85,7 +85,7 @@ def format_adaptation_report(report: AdaptationReport) -> str:
         f"  {_describe_tensor_change(change, report)}, relative error {change.lost:.0%}" for change in report.resampled
     ]
     if report.resampled:
-        settings = [f"{name}={format_value(value)}" for name, value in report.settings.items()]
+        settings = [f"{name}={format_value_for_command_line(value)}" for name, value in report.settings.items()]
         lines.append(
             "  Relative error: norm of the difference / norm of the original. "
             f"Details: {shlex.join(['vitascope', 'adapt', report.weights, *settings])}"

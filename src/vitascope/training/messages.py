@@ -11,7 +11,7 @@ from vitascope.model.config import ModelConfig
 from vitascope.recipe.augmentation import resolve_augmentation_for_objective
 from vitascope.recipe.choices import load_objective
 from vitascope.recipe.reading import list_recipe_names, read_recipe
-from vitascope.recipe.schema import Recipe, format_value
+from vitascope.recipe.schema import Recipe, format_value_for_command_line
 from vitascope.run.directory import Run
 
 EMA_NOTE = "Validation uses the averaged weights (EMA)"
@@ -23,7 +23,7 @@ def describe_image_file_conversion(file: Path, model: ModelConfig) -> str | None
     parts, to_grey = [], model.in_chans == 1 and image_file_has_colour(file)
     before, after = ("×".join(map(str, size)) for size in (read_image_size(file), model.image_shape))
     if before != after:
-        setting = f"model.img_size={format_value(model.img_size)}"
+        setting = f"model.img_size={format_value_for_command_line(model.img_size)}"
         parts.append(f"resized from {before} (size of the first image) to {after} ({setting})")
     if to_grey:
         parts.append("converted from colour to grayscale (model.in_chans=1)")

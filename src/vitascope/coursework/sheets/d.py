@@ -35,7 +35,7 @@ from vitascope.model.attention_cost import (
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
-from vitascope.run.machine import get_device_names, get_device_or_cpu_name
+from vitascope.run.machine import get_device_names_by_type, get_device_or_cpu_name
 from vitascope.study.report import build_results_table, draw_study_curves
 from vitascope.study.results import StudyResults
 
@@ -223,7 +223,7 @@ def _describe_time_flops_mismatch(seconds_by_part: dict[str, float]) -> str:
 def _measure_attention_cost(device: str) -> dict[str, Any]:
     costs = measure_attention_costs(4, 64, choose_token_counts(4, device), device)
     parts = measure_projection_and_attention_seconds(*COST_IMAGES_AND_TOKENS, embed_dim=256, num_heads=4, device=device)
-    machine = get_device_or_cpu_name(get_device_names(), device)
+    machine = get_device_or_cpu_name(get_device_names_by_type(), device)
     return {"machine": machine, "costs": [asdict(cost) for cost in costs], "parts": parts}
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitascope.draw import DIVERGING, SEQUENTIAL
-from vitascope.draw.explanation import draw_patch_grid, overlay_heat_map, show_image
+from vitascope.draw.explanation import draw_heat_map_with_image_details, draw_patch_grid, show_image
 from vitascope.draw.images import draw_heatmap
 from vitascope.draw.style import add_caption, create_figure
 from vitascope.errors import UserError
@@ -115,7 +115,7 @@ def plot_sample_attention_map(run: Run) -> AttentionMapFigure:
         colormap=SEQUENTIAL,
         colorbar_label="weight",
     )
-    drawn = overlay_heat_map(panels[2], picture, maps[0, 1:].reshape(grid).numpy())
+    drawn = draw_heat_map_with_image_details(panels[2], picture, maps[0, 1:].reshape(grid).numpy())
     panels[2].set_title("attention of the class token", fontsize=11, fontweight="bold")
     figure.colorbar(drawn, ax=panels[2], shrink=0.8, label="weight")
     add_caption(

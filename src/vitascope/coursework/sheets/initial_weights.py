@@ -9,7 +9,7 @@ from vitascope.coursework.sheets.claims import format_accuracy_difference_and_ve
 from vitascope.coursework.sheets.experiments import SheetExperiments
 from vitascope.coursework.sheets.report import SheetReport
 from vitascope.errors import UserError
-from vitascope.recipe.schema import format_value
+from vitascope.recipe.schema import format_value_for_command_line
 from vitascope.study.results import CombinationResults
 from vitascope.training.initial_weights import resolve_local_model_ref
 from vitascope.weights.pretrained import MODEL_PREFIXES, PretrainedModel, read_pretrained_model
@@ -73,7 +73,7 @@ def run_or_skip_initialization_comparison(
     weights_path = resolve_local_model_ref(experiments.weights_ref or DEFAULT_WEIGHTS)
     config = pretrained.info.model
     names = [field.name for field in fields(config) if field.name not in EXCLUDED_MODEL_FIELDS]
-    model_overrides = [f"model.{name}={format_value(getattr(config, name))}" for name in names]
+    model_overrides = [f"model.{name}={format_value_for_command_line(getattr(config, name))}" for name in names]
     overrides_by_study = (
         ["weights=null", "train.layer_decay=1", *model_overrides, *ORIGINAL_SIZE_OVERRIDES],
         [f"weights={weights_path}", *RESIZED_OVERRIDES],

@@ -50,7 +50,7 @@ class Classify(Objective):
         super().__init__(state)
         data, config = state.data, state.recipe
         phase_models: list[nn.Module] = [state.model]
-        if config.train.num_patch_share_epochs:
+        if config.train.num_patch_dropout_epochs:
             num_kept = config.train.count_kept_patches(state.model.config.num_patches)
             phase_models.insert(0, PatchDropout(state.model, num_kept))
         self.models_by_phase = [state.hardware.compile(model) for model in phase_models]
@@ -75,18 +75,18 @@ class Classify(Objective):
     def count_equivalent_forward_passes(cls, recipe: Recipe) -> float:
         """Epochs with train.patch_share cost less."""
         train, flops = recipe.train, count_forward_flops_per_image(recipe.model)
-        if not train.num_patch_share_epochs:
+        if not train.num_patch_dropout_epochs:
             return 1.0
         kept_flops = count_forward_flops_per_image(recipe.model, train.count_kept_patches(recipe.model.num_patches))
-        return 1 - train.num_patch_share_epochs / train.epochs * (1 - kept_flops / flops)
+        return 1 - train.num_patch_dropout_epochs / train.epochs * (1 - kept_flops / flops)
 
     def get_phase(self, epoch: int) -> int:
         """train.patch_share: 0 while only some patches are used, then 1."""
-        num_epochs = self.state.recipe.train.num_patch_share_epochs
+        num_epochs = self.state.recipe.train.num_patch_dropout_epochs
         return int(epoch >= num_epochs) if num_epochs else 0
 
     def draw_random_numbers_of_epoch(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
-        drops_patches = self.state.recipe.train.num_patch_share_epochs
+        drops_patches = self.state.recipe.train.num_patch_dropout_epochs
         return super().draw_random_numbers_of_epoch(num_steps, batch_size, epoch) | (
             self.draw_patch_noise_of_epoch(num_steps, batch_size, epoch) if drops_patches else {}
         )

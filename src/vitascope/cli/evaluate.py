@@ -112,7 +112,11 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
         print(
             f"Evaluation {evaluation.test_use_count} of this run on these test images. If you change settings after "
             "seeing a test result, later test results are too optimistic."
-            + (" vitascope record uses the first evaluation with the same --views." if data.is_run_data else "")
+            + (
+                " vitascope record uses the first one with the last epoch's weights and the same --views."
+                if data.is_run_data
+                else ""
+            )
         )
 
 

@@ -22,7 +22,8 @@ from vitascope.errors import UserError, format_count
 
 SPREAD_NOTE = (
     "(0: collapsed, all images have the same features; 1: maximal)\n"
-    "It is the square root of the summed variance of the features, each scaled to length 1."
+    "Each image's feature vector is scaled to length 1; the variances of all features are summed; the spread is the "
+    "square root of the sum."
 )
 
 

@@ -98,7 +98,7 @@ class DataSummary:
                 f"  exact duplicates: {self._format_duplicates(split_name)}",
             ]
         if self.skipped:
-            lines.append(f"{format_count(len(self.skipped), 'image')} could not be read: {', '.join(self.skipped[:3])}")
+            lines.append(describe_unreadable_files(self.skipped))
         return "\n".join(lines)
 
     def _format_duplicates(self, split_name: str) -> str:

@@ -74,7 +74,7 @@ REFUSED = {
     (
         "model.embed_dim=32,33",
         "model.num_heads=4",
-    ): "The combination model.embed_dim=33 is not possible: num_heads=4 does not",
+    ): "The combination model.embed_dim=33 is not possible: model.num_heads=4 does not",
     ("model.patch_size=2,3",): "The combination model.patch_size=3 is not possible",
     ("train.epochs=3",): "Nothing is varied",
     ("model.depth=1,1",): "has the value 1 twice",

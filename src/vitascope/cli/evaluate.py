@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, format_percent, open_model_and_print_notes
+from vitascope.cli.console import (
+    create_console,
+    create_table,
+    describe_run_or_model,
+    format_percent,
+    open_model_and_print_notes,
+)
 
 if TYPE_CHECKING:
     from vitascope.evaluation.report import Evaluation
@@ -64,7 +70,9 @@ def evaluate(
     if as_json:
         print(json.dumps(evaluation.as_dict()))
     else:
-        print(f"Run: {evaluation.run.path}")
+        print(describe_run_or_model(model))
+        if evaluation.eval_data.label_note:
+            print(evaluation.eval_data.label_note)
         print_evaluation_summary(evaluation)
         _print_class_and_corruption_tables(evaluation)
     # Last: the numbers are printed even if the folder cannot be written.

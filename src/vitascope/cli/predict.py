@@ -97,8 +97,10 @@ def find_similar_images(
     from vitascope.evaluation.figures import SAME, draw_neighbours
 
     check_figure_suffix(out)
-    similar = embedding.find_similar_images(open_model_and_print_notes(run, device="auto"), image, among, count)
+    model = open_model_and_print_notes(run, device="auto")
+    similar = embedding.find_similar_images(model, image, among, count)
     print_unreadable_files(similar.unreadable_files)
+    print(f"{'Run' if model.is_run else 'Model'}: {model.name}")
     labels = [name + SAME * same for name, same in zip(similar.labels, similar.identical, strict=True)]
     columns = {"class" if among is None else "folder": labels}
     columns["cosine similarity"] = [f"{cosine:.3f}" for cosine in similar.similarities]

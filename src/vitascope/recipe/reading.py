@@ -8,7 +8,12 @@ from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
 from vitascope.recipe.choices import OBJECTIVE_SECTIONS
 from vitascope.recipe.schema import Recipe, flatten_and_format_settings, flatten_sections
-from vitascope.recipe.sections import build_schema, find_objective_sections, make_recipe
+from vitascope.recipe.sections import (
+    build_schema,
+    find_objective_sections,
+    make_recipe,
+    spell_out_model_settings_in_errors,
+)
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -194,7 +199,8 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
             if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in BOOLEAN_VALUES:
                 raise UserError(f"{key} must be true or false, not {value or 'empty'}.")  # OmegaConf reads 2 as true
         merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
-        return make_recipe(OmegaConf.to_object(merged))
+        with spell_out_model_settings_in_errors():
+            return make_recipe(OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise UserError(_format_config_error(error, schema)) from error
     except (OSError, UnicodeDecodeError, TypeError) as error:

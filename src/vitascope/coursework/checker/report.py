@@ -130,6 +130,8 @@ MISTAKES = {
 }
 
 
+IGNORED_MASK_EVIDENCE = "The mask has no effect on the output."
+IGNORED_MASK_HINT = "Where does your code use the mask? Masked scores must be -inf before the softmax."
 NOTHING_RECOGNIZED = "No transformer part was recognised in it."
 RESULT_SIGNS = {True: "✓", False: "✗", None: "–"}
 
@@ -196,12 +198,14 @@ class CheckReport:
 
     def list_findings(self) -> list[str]:
         """Return the mistakes, the evidence for them and the hints."""
-        lines = [f"{name}: {MISTAKES[name].description}" for name in self.mistakes if not self.verdict]
-        lines += self.evidence
+        ignores_mask = IGNORED_MASK_EVIDENCE in self.evidence
+        named = [name for name in self.mistakes if not (self.verdict or (name == "unknown" and ignores_mask))]
+        lines = [f"{name}: {MISTAKES[name].description}" for name in named] + self.evidence
         if self.first_difference and not self.verdict:
             lines.append(f"First difference: {format_first_difference(self.first_difference)}")
         if self.example:
-            lines += ["Smallest failing example:", *("  " + line for line in self.example)]
+            shown = " (the mask has no effect)" if ignores_mask else ""
+            lines += [f"Smallest failing example{shown}:", *("  " + line for line in self.example)]
         lines += [f"Hint: {hint}" for hint in self.hints]
         lines += [f"Assumed: {line}" for line in self.assumptions]
         return lines + [f"Note: {line}" for line in self.notes]

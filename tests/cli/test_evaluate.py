@@ -188,7 +188,10 @@ def test_recording_runs(vitascope, trained) -> None:
     (trained / "PAGE.md").write_text("<!-- results: table tiny -->\n<!-- end results -->\n")
     stale = vitascope("results", "PAGE.md", "--check")
     assert stale.code == 2 and "Out of date with the records: PAGE.md. Run without --check" in stale.err
-    assert "1 mark in 1 page, 1 model card: 2 of 2 files updated." in vitascope("results", "PAGE.md", "--cards", "cards").out
+    assert (
+        "1 mark in 1 page, 1 model card: 2 of 2 files updated."
+        in vitascope("results", "PAGE.md", "--cards", "cards").out
+    )
     assert "from `results/tiny.json`; do not edit" in (trained / "cards" / "tiny.md").read_text()
     checked = vitascope("results", "PAGE.md", "--cards", "cards", "--check")
     assert checked.code == 0 and checked.out == "1 mark in 1 page, 1 model card: up to date.\n"

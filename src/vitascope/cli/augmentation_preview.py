@@ -25,7 +25,12 @@ def draw_and_save_augmentation_preview(
     recipe = read_recipe(base_recipe, overrides)
     objective = load_objective(recipe.train.objective)
     is_folder = data_name not in ("digits", *PUBLISHED_DATASETS) and not data_name.endswith(".npz")
-    used_settings = ("data.", "train.objective", *objective.preview_sections, *(["model.in_chans"] if is_folder else []))
+    used_settings = (
+        "data.",
+        "train.objective",
+        *objective.preview_sections,
+        *(["model.in_chans"] if is_folder else []),
+    )
     reject_settings_without_effect(overrides, used_settings, "on the augmentation. Use settings of data.augment")
     config = replace(recipe.data, name=data_name, root=data_root or recipe.data.root, validation=0.0)
     sets_channels = any(override.startswith("model.in_chans=") for override in overrides)
@@ -42,7 +47,9 @@ def draw_and_save_augmentation_preview(
     columns = [preprocessing.denormalize(images) for images in (preprocessing(samples.images), *versions)]
     rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(len(samples))]
     class_names = [data.classes[label] for label in samples.labels.tolist()]
-    augmentation = describe_augmentation(base_recipe, overrides, policy, f"model.in_chans={channels}" if is_folder else "")
+    augmentation = describe_augmentation(
+        base_recipe, overrides, policy, f"model.in_chans={channels}" if is_folder else ""
+    )
     original = f"the image resized to {height}×{width} pixels" if is_folder else "the original image"
     text = f"{data.source.name}: {original}, then {len(versions)} {objective.preview_name} {augmentation}"
     return save_figure(draw_gallery(rows, class_names, ["original", *titles], text), figure_path)

@@ -160,7 +160,9 @@ def record(
     seeds = ", ".join(map(str, new_record.seeds))
     probe = "linear-probe " if new_record.settings["train.objective"] != "classify" else ""
     accuracy = f"{probe}test accuracy {format_mean_test_accuracy(new_record)}"
-    print(f"{name}: {accuracy} ({'seed' if len(new_record.seeds) == 1 else 'seeds'} {seeds}), {new_record.machine_name}")
+    print(
+        f"{name}: {accuracy} ({'seed' if len(new_record.seeds) == 1 else 'seeds'} {seeds}), {new_record.machine_name}"
+    )
     print(f"Record: {path}")
     if new_record.commit is None:
         print("The runs have no Git commit. Add one with --commit.")

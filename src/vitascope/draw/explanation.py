@@ -198,6 +198,7 @@ def _draw_image_with_query(
 
 
 MAX_CLASSES = 12
+NUMBER_WIDTH_POINTS, MIN_FONT_SIZE = 160, 3.5  # font size of one digit that fills the panel's width; smallest font
 
 
 def draw_forward_pass(
@@ -262,15 +263,19 @@ def outline_patch_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int,
 
 
 def number_patch_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
-    """Write a number on each patch of a group of several patches. `group_map`: group of each patch, row × column."""
-    groups, sizes = np.unique(group_map, return_counts=True)
+    """Write a number on the patches of each group of several patches. `group_map`: group of each patch, row × column.
+
+    Where patches are small, only the first patch of a group has its number, so that numbers do not touch."""
+    groups, first_indices, sizes = np.unique(group_map, return_index=True, return_counts=True)
     numbers = {group: number for number, group in enumerate(groups[sizes > 1].tolist(), start=1)}
-    font_size = float(np.clip(100 / max(group_map.shape), 3, 9))
-    for (row, column), group in np.ndenumerate(group_map):
-        if group in numbers:
+    font_size = NUMBER_WIDTH_POINTS / (max(group_map.shape) * len(str(len(numbers))))
+    for index, group in enumerate(group_map.flatten()):
+        if group in numbers and (font_size >= MIN_FONT_SIZE or index in first_indices):
+            row, column = divmod(index, group_map.shape[1])
             x, y = (column + 0.5) * patch_size[1] - 0.5, (row + 0.5) * patch_size[0] - 0.5
-            text = panel.text(x, y, str(numbers[group]), ha="center", va="center", fontsize=font_size, color="white")
-            text.set_path_effects([withStroke(linewidth=1.5, foreground="black")])
+            text = panel.text(x, y, str(numbers[group]), ha="center", va="center", color="white")
+            text.set_fontsize(min(max(font_size, MIN_FONT_SIZE), 9))
+            text.set_path_effects([withStroke(linewidth=1, foreground="black")])
 
 
 def draw_patch_borders(

@@ -115,9 +115,7 @@ def _has_no_class_names(classes: list[str]) -> bool:
     return classes == [str(index) for index in range(len(classes))]
 
 
-def _load_split_with_model_labels(
-    source: DataSource, file_name: str, split: str, model_classes: list[str]
-) -> Dataset:
+def _load_split_with_model_labels(source: DataSource, file_name: str, split: str, model_classes: list[str]) -> Dataset:
     """Match classes by name, or by index if the data has no names. Classes may be missing, but not new."""
     names = source.classes
     if not model_classes:

@@ -49,9 +49,7 @@ def open_npz_data_source(
     )
 
 
-def _load_split(
-    path: Path, split_name: SplitName, class_names: list[str], *, has_class_names: bool
-) -> MemoryDataset:
+def _load_split(path: Path, split_name: SplitName, class_names: list[str], *, has_class_names: bool) -> MemoryDataset:
     images_key, labels_key = ARRAY_NAMES[split_name]
     images, labels = _read_array(path, images_key), _read_array(path, labels_key).reshape(-1)
     if images.dtype != np.uint8:

@@ -140,8 +140,8 @@ def test_resizing_images_of_a_folder_is_reported(vitascope, here) -> None:
     assert note in answer.out
     answer = vitascope("train", "digits", *WORDS, "data.name=photos", "data.validation=0", "data.augment.flip=1")
     note = (
-        "Augmentation from your settings: flip with probability 1. The recipe is for digits, so the other settings are the "
-        "defaults of photos: shift up to 2 pixels.\n"
+        "Augmentation from your settings: flip with probability 1. The recipe is for digits, so the other settings "
+        "are the defaults of photos: shift up to 2 pixels.\n"
     )
     assert note in answer.out and "ugmentation" not in vitascope("train", "digits", *WORDS).out.split("Training")[0]
     answer = vitascope("train", "digits", *WORDS, "data.name=photos", "data.validation=0", "model.in_chans=2")

@@ -29,7 +29,8 @@ draw = typer.Typer(
 TABLE_NOTES = (
     "FLOPs count matrix products only, 2 per multiply-add. Activation sizes are for float32.\n"
     "Total activations: the sum of all rows, not the peak memory. The model uses fused attention, which never stores "
-    "attn.maps. Explicit attention does. Blocks count from 0 here, as in the state dict: blocks.0 is block 1 of explain."
+    "attn.maps. Explicit attention does. "
+    "Blocks count from 0, as in the state dict: blocks.0 is block 1 of explain."
 )
 
 

@@ -69,7 +69,8 @@ def _load_split(path: Path, split_name: SplitName, class_names: list[str], *, ha
         wrong = labels.min() if labels.min() < 0 else labels.max()
         origin = "" if has_class_names else ", the largest label in y_train"
         raise UserError(
-            f"{labels_key} in {path} must contain integers from 0 to {len(class_names) - 1}{origin}; it contains {wrong}."
+            f"{labels_key} in {path} must contain integers from 0 to {len(class_names) - 1}{origin}; "
+            f"it contains {wrong}."
         )
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     return MemoryDataset(pixels, torch.from_numpy(labels.astype(np.int64)), class_names)

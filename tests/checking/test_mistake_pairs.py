@@ -136,8 +136,8 @@ def test_an_unknown_mistake_is_reported_with_evidence() -> None:
 
     report = vitascope.check(attention)
     assert report.mistakes == ["unknown"]
-    assert "The rows of the attention map do not sum to 1 (wrong)." in report.evidence
-    assert "Doubling the values doubles the output (correct)." in report.evidence
+    assert "Rows of the attention map should sum to 1: yours do not." in report.evidence
+    assert "Doubling the values should double the output: yours does." in report.evidence
 
 
 def test_an_ignored_mask_is_reported() -> None:
@@ -146,6 +146,10 @@ def test_an_ignored_mask_is_reported() -> None:
 
     report = vitascope.check(attention)
     assert report.mistakes == ["unknown"] and report.evidence == ["The mask has no effect on the output."]
+    assert "mask = [[1, 0], [1, 1]]" in report.example and "weights expected [[[1, 0]," in "\n".join(report.example)
+    text = str(report)
+    assert "no combination of one or two" not in text, "the mistake is explained"
+    assert "Smallest failing example (the mask has no effect):" in text and "Where does your code use the mask?" in text
 
 
 def test_the_correct_base_classes_pass() -> None:

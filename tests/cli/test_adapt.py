@@ -47,9 +47,9 @@ def test_the_report_is_printed_and_the_model_saved(vitascope, weights, tmp_path)
     ("settings", "explained"),
     [
         ("img_size=64", ["pos_embed: the table"]),
-        ("img_size=28 patch_size=4", ["patch size: the outputs", "pos_embed: the table"]),
-        ("in_chans=1", ["one channel: the part"]),
-        ("in_chans=6", ["channels: the filters' effect"]),
+        ("img_size=28 patch_size=4", ["patch_embed.proj.weight, patch size: the outputs", "pos_embed: the table"]),
+        ("in_chans=1", ["patch_embed.proj.weight, one channel: the part"]),
+        ("in_chans=6", ["patch_embed.proj.weight, channels: the filters' effect"]),
         ("num_classes=7", []),
     ],
 )

@@ -29,8 +29,8 @@ def test_the_table_shows_one_block_and_summarises_the_others(vitascope) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("anatomy", "cifar10", "patch_size=5"), "patch_size=5 does not divide img_size=32"),
-        (("anatomy", "cifar10", "num_heads=7"), "num_heads=7 does not divide embed_dim=256"),
+        (("anatomy", "cifar10", "patch_size=5"), "model.patch_size=5 does not divide model.img_size=32"),
+        (("anatomy", "cifar10", "num_heads=7"), "model.num_heads=7 does not divide model.embed_dim=256"),
         (("anatomy", "cifer10"), "Did you mean cifar10?"),
         (("anatomy", "cifar10", "dept=3"), "Did you mean model.depth?"),
         (("anatomy", "cifar10", "train.epochs=2"), "train.epochs has no effect on the anatomy"),

@@ -78,8 +78,8 @@ def test_a_temperature_that_increases_the_loss_is_commented(
     monkeypatch.setattr("vitascope.evaluation.evaluate.fit_temperature_within_bounds", lambda *_: temperature)
     answer = vitascope("evaluate", "runs/digits", "--quick")
     sentence = (
-        "Temperature scaling increases the loss on these images: the temperature with the lowest loss on the "
-        "90 validation images does not suit them."
+        "Temperature scaling increases the loss on these 899 test images: the temperature was fitted on "
+        "90 validation images."
     )
     assert f"After temperature scaling (logits / {temperature:.2f}" in answer.out
     assert (sentence in answer.out) is is_worse
@@ -129,7 +129,7 @@ def test_runs_are_listed_compared_and_deleted(vitascope, trained) -> None:
     listed = json.loads(vitascope("runs", "list", "--json").out)
     again = vitascope("evaluate", listed[0]["run"], "--quick").out
     assert "Evaluation 2 of this run" in again and "later test results are too optimistic" in again
-    assert "record uses the first evaluation with the same --views" in again
+    assert "record uses the first one with the last epoch's weights and the same --views" in again
     probe = _format_summary_cells(RunSummary(**listed[0] | {"uses_linear_probe": True}))
     assert probe["validation accuracy"].endswith("% (probe)") and probe["test accuracy"].endswith("% (probe)")
     for command in (("evaluate", listed[0]["run"]), ("predict", listed[0]["run"], "photos")):
@@ -182,14 +182,19 @@ def test_only_a_run_is_deleted(vitascope, trained) -> None:
 
 def test_recording_runs(vitascope, trained) -> None:
     answer = vitascope("record", *map(str, sorted(trained.glob("runs/digits/*"))), "--name", "tiny")
-    assert answer.code == 0 and "2 seeds" in answer.out
+    assert answer.code == 0 and " % (seeds 1, 2), " in answer.out and "tiny: test accuracy" in answer.out
     said = json.loads((trained / "results" / "tiny.json").read_text())
     assert said["seeds"] == [1, 2] and len(said["test_accuracy"]) == 2
     (trained / "PAGE.md").write_text("<!-- results: table tiny -->\n<!-- end results -->\n")
     stale = vitascope("results", "PAGE.md", "--check")
     assert stale.code == 2 and "Out of date with the records: PAGE.md. Run without --check" in stale.err
-    assert "1 mark in 1 page; 2 of 2 files updated" in vitascope("results", "PAGE.md", "--cards", "cards").out
-    assert vitascope("results", "PAGE.md", "--cards", "cards", "--check").code == 0
+    assert (
+        "1 mark in 1 page, 1 model card: 2 of 2 files updated."
+        in vitascope("results", "PAGE.md", "--cards", "cards").out
+    )
+    assert "from `results/tiny.json`; do not edit" in (trained / "cards" / "tiny.md").read_text()
+    checked = vitascope("results", "PAGE.md", "--cards", "cards", "--check")
+    assert checked.code == 0 and checked.out == "1 mark in 1 page, 1 model card: up to date.\n"
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ import pytest
 from PIL import Image
 
 from tests.training.tiny import TINY, untimed
-from vitascope.recipe.reading import list_recipe_names
+from vitascope.data.config import resolve_augmentation
+from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.run.directory import open_run_or_newest
+from vitascope.training.messages import describe_default_augmentation
 from vitascope.training.objectives.classify import Classify
 
 WORDS = [f"{key}={value}" for key, value in TINY.items()]
@@ -134,11 +136,28 @@ def test_resizing_images_of_a_folder_is_reported(vitascope, here) -> None:
     assert answer.code == 0, answer.err
     assert "Images are resized from 64×48 (size of the first image) to 8×8 (model.img_size=8)" in answer.out
     assert "and converted from colour to grayscale (model.in_chans=1)" in answer.out
-    note = "data.augment: defaults for this data (shift up to 2 pixels), because data.name is not digits.\n"
+    note = "augmentation is for digits and is not used. photos gets its defaults: shift up to 2 pixels.\n"
     assert note in answer.out
-    answer = vitascope("train", "digits", *WORDS, "data.name=photos", "data.validation=0", "data.augment.shift=1")
-    note = "data.augment: missing settings are this data's defaults (shift up to 1 pixel), because data.name is not"
-    assert note in answer.out and "data.augment:" not in vitascope("train", "digits", *WORDS).out
+    answer = vitascope("train", "digits", *WORDS, "data.name=photos", "data.validation=0", "data.augment.flip=1")
+    note = (
+        "Augmentation from your settings: flip with probability 1. The recipe is for digits, so the other settings "
+        "are the defaults of photos: shift up to 2 pixels.\n"
+    )
+    assert note in answer.out and "ugmentation" not in vitascope("train", "digits", *WORDS).out.split("Training")[0]
+    answer = vitascope("train", "digits", *WORDS, "data.name=photos", "data.validation=0", "model.in_chans=2")
+    assert answer.code == 2 and "model.in_chans=2 is not possible for image files. Choose 1 (gray" in answer.err
+    preview = vitascope("data", "preview", "photos", "model.in_chans=1")
+    assert preview.code == 0, preview.err
+
+
+def test_values_from_the_recipe_are_not_called_defaults_of_the_data() -> None:
+    recipe = read_recipe("cifar10", ["data.name=mnist", "data.augment.shift=3"])
+    completed = resolve_augmentation(recipe.data.augment, "mnist", 1)
+    note = describe_default_augmentation(recipe, completed)
+    given, defaults = (note or "").split(". The recipe is for cifar10, so ")
+    assert given.startswith("Augmentation from the recipe and your settings: shift up to 3 pixels, ")
+    assert "RandAugment" in given and "RandAugment" not in defaults and "shift" not in defaults
+    assert defaults.startswith("the other settings are the defaults of mnist: rotation up to 10")
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(vitascope, here) -> None:

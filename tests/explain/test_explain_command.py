@@ -15,7 +15,12 @@ from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_gallery
 from vitascope.explain.attribution import METHODS
-from vitascope.explain.model_figures import MAX_IMAGES, _describe_count, load_preprocessed_run_images
+from vitascope.explain.model_figures import (
+    MAX_IMAGES,
+    _choose_evenly_spaced_indices,
+    _describe_count,
+    load_preprocessed_run_images,
+)
 from vitascope.explain.subject import PatchPosition, TokenLayout
 from vitascope.recipe.train import TrainConfig
 from vitascope.weights.model_info import make_imagenet_or_numeric_class_names
@@ -165,7 +170,10 @@ def test_captions_name_the_patch_from_1_and_only_what_is_drawn() -> None:
     assert "Attention to the class and register tokens is not shown" in _format_attention_caption(registers, None)
     assert "Uniform attention would be 0.0526." in _format_attention_caption(registers, None)
     assert "or at twice uniform attention (" in _format_attention_caption(plain, None)
-    assert _describe_count(64, 90) == "the first 64 of 90" and _describe_count(64, 64) == "64"
+    assert _describe_count(64, 90) == "64 evenly spaced of 90" and _describe_count(64, 64) == "64"
+    assert _describe_count(MAX_IMAGES, MAX_IMAGES) == f"{MAX_IMAGES} evenly spaced"
+    chosen = _choose_evenly_spaced_indices(60).tolist()
+    assert len(set(chosen)) == 32 and chosen[0] == 0 and chosen[-1] == 59, "images of all classes of a sorted folder"
     heat = torch.rand(4, 4)
     text = _format_explanation_caption("7", 0.5, {"rollout": heat, "relevance": heat, "occlusion": heat - 0.5})
     assert "Not specific to the class: rollout." in text

@@ -46,9 +46,11 @@ def test_onnx_is_written_to_the_run_and_reported_in_a_table(vitascope, run) -> N
 
 def test_the_speed_up_is_the_quotient_of_the_printed_times() -> None:
     quick = _format_times_and_speedups(Timing(1, {"torch": 6.8, "onnxruntime": 4.14}, {"onnxruntime": 6.8 / 4.14}))
-    assert quick == "torch 6.8 ms; onnxruntime 4.14 ms (1.64 times as fast)"
+    assert quick == "torch 6.8 ms; onnxruntime 4.14 ms (1.64 times as fast as torch)"
     slow = _format_times_and_speedups(Timing(1, {"torch": 0.5, "onnxruntime": 1.0}, {"onnxruntime": 0.5}))
-    assert slow == "torch 500 µs; onnxruntime 1 ms (2.00 times as slow)"
+    assert slow == "torch 500 µs; onnxruntime 1 ms (2.00 times as slow as torch)"
+    for ratio, text in ((1.0, "as fast as torch"), (1 / 1.06, "6 % slower than torch"), (1.03, "1.03 times as fast")):
+        assert f"({text}" in _format_times_and_speedups(Timing(1, {"torch": 1.0, "ort": 1 / ratio}, {"ort": ratio}))
     found = compare_single_thread_speed(VisionTransformer(TINY).eval(), {"again": lambda images: images + 1})
     for timing in found:
         assert timing.times_as_fast == {"again": timing.milliseconds["torch"] / timing.milliseconds["again"]}

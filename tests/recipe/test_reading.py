@@ -62,7 +62,7 @@ def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
         (
             "cifar10",
             ["model.patch_size=5"],
-            "patch_size=5 does not divide img_size=32. Choose patch_size from 1, 2, 4, 8, 16, 32.",
+            "model.patch_size=5 does not divide model.img_size=32. Choose model.patch_size from 1, 2, 4, 8, 16, 32.",
         ),
     ],
 )

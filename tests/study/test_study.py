@@ -74,7 +74,7 @@ REFUSED = {
     (
         "model.embed_dim=32,33",
         "model.num_heads=4",
-    ): "The combination model.embed_dim=33 is not possible: num_heads=4 does not",
+    ): "The combination model.embed_dim=33 is not possible: model.num_heads=4 does not",
     ("model.patch_size=2,3",): "The combination model.patch_size=3 is not possible",
     ("train.epochs=3",): "Nothing is varied",
     ("model.depth=1,1",): "has the value 1 twice",
@@ -492,7 +492,8 @@ def test_differences_are_taken_seed_by_seed() -> None:
 def test_a_combination_is_called_best_only_if_another_is_significantly_worse() -> None:
     equal = fake({"1": [0.50, 0.63], "2": [0.51, 0.61]})
     assert equal.conclusion == (
-        "Highest mean: depth=1 with 50.00, 63.00 % (2 seeds). The other combination does not differ significantly. "
+        "Highest mean: depth=1 with 56.50 % (seeds 1, 2: 50.00, 63.00 %). "
+        "The other combination does not differ significantly. "
         "Two seeds can show only very large differences."
     )
     head, rows = build_results_table(equal)

@@ -201,7 +201,7 @@ def test_the_same_sizes_change_nothing() -> None:
             {"img_size": 28, "patch_size": 16},
             256 / 784,
             [1, 1],
-            "only one patch \\(32.7% of the pixels\\), so attention has no effect",
+            "only one patch \\(32.7% of the pixels\\), so there is no attention between patches",
         ),
         ({"img_size": 8}, 1.0, [1, 1], "one patch"),
         ({"img_size": 28}, 576 / 784, [3, 3], "26.5% of the pixels would be ignored"),
@@ -229,9 +229,12 @@ def test_a_rejected_size_is_not_offered_again() -> None:
 
 def test_training_says_that_sizes_change() -> None:
     text = format_adaptation_report(adapt(pretrained(), img_size=28, patch_size=4).report)
-    assert "image size 32×32 → 28×28, patch size 8×8 → 4×4 pixels" in text
+    assert "image size 32×32 → 28×28 pixels, patch size 8×8 → 4×4 pixels, from the recipe and your settings" in text
     assert "To keep the weights' own sizes, add model.img_size=32 model.patch_size=8." in text
-    assert "Relative error: norm of the difference / norm of the original. Details: vitascope adapt " in text
+    assert "To see how much information this loses: vitascope adapt " in text and "relative error" not in text
+    same_patch = format_adaptation_report(adapt(pretrained(), img_size=40).report)
+    assert "image size 32×32 → 40×40 pixels, patch size unchanged (8×8 pixels)" in same_patch
+    assert "To keep the weights' own size, add model.img_size=32." in same_patch
     assert "pos_embed: resampled for the grid of patches 4×4 → 7×7" in text
     assert "image size" not in format_adaptation_report(adapt(pretrained(), num_classes=3).report)
 

@@ -18,16 +18,19 @@ SIZE_SETTINGS = ("img_size", "patch_size")
 ADAPT_SETTINGS = (*SIZE_SETTINGS, "in_chans", "num_classes", "num_heads")
 # What is compared, and what is normal. The percentages are those of DeiT-tiny; a test measures them again.
 PATCH_SIZE_ERROR = (
-    "patch size: the outputs of the new filters for resized patches are compared with those of the old filters for the "
+    "patch_embed.proj.weight, patch size: "
+    "the outputs of the new filters for resized patches are compared with those of the old filters for the "
     "original patches. The error is computed for images whose neighbouring pixels have a correlation of 0.95, as in "
     "photos; no images are read. Normal: 0 % for larger patches, 20 % for half the size, 40 % for a quarter."
 )
 GRAYSCALE_ERROR = (
-    "one channel: the part of the filters that responds to colour. Normal: 50 to 85 %. This step alone does "
+    "patch_embed.proj.weight, one channel: "
+    "the part of the filters that responds to colour. Normal: 50 to 85 %. This step alone does "
     "not change the output for grayscale images."
 )
 CHANNELS_ERROR = (
-    "channels: the filters' effect on an image that repeats the old channels in order is compared with that before. "
+    "patch_embed.proj.weight, channels: "
+    "the filters' effect on an image that repeats the old channels in order is compared with that before. "
     "Normal: 0 % if the number of channels is a multiple of the old one, otherwise 25 to 65 %."
 )
 POSITIONS_ERROR = (
@@ -135,7 +138,13 @@ def _print_adaptation_report(report: "AdaptationReport") -> None:
         )
     )
     rows = [
-        [item.name, _format_shape(item.before), _format_shape(item.after), item.how, f"{item.lost:.1%}"]
+        [
+            item.name,
+            _format_shape(item.before),
+            _format_shape(item.after),
+            item.how,
+            f"{item.lost:.1%}" if _explain_relative_error(item) else "–",
+        ]
         for item in report.resampled
     ]
     if rows:

@@ -29,7 +29,8 @@ draw = typer.Typer(
 TABLE_NOTES = (
     "FLOPs count matrix products only, 2 per multiply-add. Activation sizes are for float32.\n"
     "Total activations: the sum of all rows, not the peak memory. The model uses fused attention, which never stores "
-    "attn.maps. Explicit attention does."
+    "attn.maps. Explicit attention does. "
+    "Blocks count from 0, as in the state dict: blocks.0 is block 1 of explain."
 )
 
 
@@ -109,7 +110,8 @@ def print_stage_table(stages: list[Stage], config: ModelConfig, title: str, *, a
         columns = ["stage", *columns[2:]]
         rows = [[f"{name}\n  {axes}" if axes else name, *rest] for name, axes, *rest in rows]
     screen.print(create_table(title, columns, rows, right_aligned=set(columns[-4:])))
-    screen.print(TABLE_NOTES, style="dim", highlight=False)
+    qk_norm = "\nThe stages query and key include QK-norm." if config.qk_norm else ""
+    screen.print(TABLE_NOTES + qk_norm, style="dim", highlight=False)
 
 
 def _get_block_index(stage: Stage) -> int | None:

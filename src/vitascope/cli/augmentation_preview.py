@@ -5,6 +5,7 @@ from pathlib import Path
 
 from vitascope.cli.console import reject_settings_without_effect
 from vitascope.data.config import AugmentConfig
+from vitascope.data.sources.named import PUBLISHED_DATASETS
 from vitascope.data.splits import load_train_and_validation_data
 from vitascope.data.statistics import PREVIEW_SIZE
 from vitascope.draw.images import draw_gallery
@@ -23,10 +24,18 @@ def draw_and_save_augmentation_preview(
     base_recipe = _find_self_supervised_recipe(data_name, overrides)
     recipe = read_recipe(base_recipe, overrides)
     objective = load_objective(recipe.train.objective)
-    used_settings = ("data.", "train.objective", *objective.preview_sections)
+    is_folder = data_name not in ("digits", *PUBLISHED_DATASETS) and not data_name.endswith(".npz")
+    used_settings = (
+        "data.",
+        "train.objective",
+        *objective.preview_sections,
+        *(["model.in_chans"] if is_folder else []),
+    )
     reject_settings_without_effect(overrides, used_settings, "on the augmentation. Use settings of data.augment")
     config = replace(recipe.data, name=data_name, root=data_root or recipe.data.root, validation=0.0)
-    data = load_train_and_validation_data(config, *PREVIEW_SIZE, seed)
+    sets_channels = any(override.startswith("model.in_chans=") for override in overrides)
+    channels = recipe.model.in_chans if sets_channels else PREVIEW_SIZE[1]
+    data = load_train_and_validation_data(config, PREVIEW_SIZE[0], channels, seed)
     policy = resolve_augmentation_for_objective(
         config.augment, data_name, data.train.image_shape[0], recipe.train.objective
     )
@@ -38,17 +47,23 @@ def draw_and_save_augmentation_preview(
     columns = [preprocessing.denormalize(images) for images in (preprocessing(samples.images), *versions)]
     rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(len(samples))]
     class_names = [data.classes[label] for label in samples.labels.tolist()]
-    augmentation = describe_augmentation(base_recipe, overrides, policy)
-    is_resized = (height, width) == PREVIEW_SIZE[0] and not data_name.endswith(".npz")  # images of a folder
-    original = f"the image resized to {height}×{width} pixels" if is_resized else "the original image"
+    augmentation = describe_augmentation(
+        base_recipe, overrides, policy, f"model.in_chans={channels}" if is_folder else ""
+    )
+    original = f"the image resized to {height}×{width} pixels" if is_folder else "the original image"
     text = f"{data.source.name}: {original}, then {len(versions)} {objective.preview_name} {augmentation}"
     return save_figure(draw_gallery(rows, class_names, ["original", *titles], text), figure_path)
 
 
-def describe_augmentation(base_recipe: str | None, overrides: list[str], policy: AugmentConfig) -> str:
-    """Describe where the augmentation comes from, its settings, and how images are mixed."""
+def describe_augmentation(
+    base_recipe: str | None, overrides: list[str], policy: AugmentConfig, channels_setting: str = ""
+) -> str:
+    """Describe where the augmentation comes from, its settings, and how images are mixed.
+
+    `channels_setting`: the setting on which the default augmentation of image files depends; empty for other data."""
     changed = ", ".join(override for override in overrides if override.startswith("data.augment."))
     source = f"as in recipe {base_recipe}" if base_recipe else "with the default augmentation of this data"
+    source += f" for {channels_setting}" if channels_setting else ""
     source += f", changed by {changed}" if changed else ""
     text = f"{source} ({policy.description or 'no augmentation'})."
     mixes = {

@@ -97,6 +97,13 @@ def open_model_and_print_notes(model_ref: str | PathLike[str], **options: Any) -
     return model
 
 
+def describe_run_or_model(model: "Classifier") -> str:
+    """Return the first line of a command's output: the run, or the model and the folder of its results."""
+    if model.is_run:
+        return f"Run: {model.run.path}"
+    return f"Model: {model.name} (results in {model.run.path})"
+
+
 def print_notes_to_stderr(notes: Iterable[str]) -> None:
     for note in notes:
         print(f"Note: {note}", file=sys.stderr)

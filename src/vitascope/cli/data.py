@@ -56,7 +56,7 @@ def preview(
         "preview.png"
     ),
 ) -> None:
-    """Draw some images and versions with this data's default augmentation, or with the settings you give.
+    """Draw some images and augmented versions of them, with the data's default augmentation or your settings.
 
     A recipe can have its own augmentation. To see it, repeat the recipe's settings here.
 

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, format_percent, open_model_and_print_notes
+from vitascope.cli.console import (
+    create_console,
+    create_table,
+    describe_run_or_model,
+    format_percent,
+    open_model_and_print_notes,
+)
 
 if TYPE_CHECKING:
     from vitascope.evaluation.report import Evaluation
@@ -64,7 +70,9 @@ def evaluate(
     if as_json:
         print(json.dumps(evaluation.as_dict()))
     else:
-        print(f"Run: {evaluation.run.path}")
+        print(describe_run_or_model(model))
+        if evaluation.eval_data.label_note:
+            print(evaluation.eval_data.label_note)
         print_evaluation_summary(evaluation)
         _print_class_and_corruption_tables(evaluation)
     # Last: the numbers are printed even if the folder cannot be written.
@@ -112,7 +120,11 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
         print(
             f"Evaluation {evaluation.test_use_count} of this run on these test images. If you change settings after "
             "seeing a test result, later test results are too optimistic."
-            + (" vitascope record uses the first evaluation with the same --views." if data.is_run_data else "")
+            + (
+                " vitascope record uses the first one with the last epoch's weights and the same --views."
+                if data.is_run_data
+                else ""
+            )
         )
 
 

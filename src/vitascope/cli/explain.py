@@ -160,7 +160,11 @@ def _parse_integers(comma_separated: str | None, option_name: str) -> list[int] 
 def write_html_report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or runs/RECIPE for its newest run.")],
     split: Annotated[
-        str | None, typer.Option(help="val (default), train or test. Each use of the test set is logged in the run.")
+        str | None,
+        typer.Option(
+            help="val (default; training images if the run has no validation images), train or test. Each use of the "
+            "test set is logged in the run."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output file. Default: RUN/report.html.")] = None,
 ) -> None:

@@ -17,6 +17,10 @@ app = typer.Typer(
     help="Export a trained model: ONNX, torch.export, timm, transformers or the Hugging Face hub.",
     no_args_is_help=True,
 )
+INT8_METHODS = {
+    "static": "the ranges of the tokens are fixed, measured on training images",
+    "dynamic": "the ranges of the tokens are measured at every call",
+}
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
 
@@ -118,6 +122,8 @@ def _format_export_report_rows(report: "ExportReport") -> list[list[str]]:
         size += f" (float32: {report.int8.float32_bytes / 2**20:.2f} MiB)"
     errors = ", ".join(f"{name} {error:.1e}" for name, error in report.differences.items())
     rows = [["file", str(report.path)], ["size", size]]
+    if report.int8:
+        rows.append(["int8 method", f"{report.int8.method}: {INT8_METHODS[report.int8.method]}"])
     images = f"on {report.compared_on} images in batches of 1, 2 and 7"
     rows.append(["relative error" if report.int8 else "verified, relative error", f"{errors}, {images}"])
     if comparison:
@@ -136,10 +142,19 @@ def _format_export_report_rows(report: "ExportReport") -> list[list[str]]:
 
 
 def _format_times_and_speedups(timing: "Timing") -> str:
-    """Return, for example, "torch 6.8 ms; onnxruntime 4.14 ms (1.64 times as fast)"."""
+    """Return, for example, "torch 6.8 ms; onnxruntime 4.14 ms (1.64 times as fast as torch)"."""
     times = {name: format_duration(milliseconds / 1000) for name, milliseconds in timing.milliseconds.items()}
     parts = [f"torch {times['torch']}"]
     for name, ratio in timing.times_as_fast.items():
-        factor = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times as slow"
-        parts.append(f"{name} {times[name]} ({factor})")
+        parts.append(f"{name} {times[name]} ({_describe_speedup(ratio)})")
     return "; ".join(parts)
+
+
+def _describe_speedup(speedup: float) -> str:
+    """Return for example "1.64 times as fast as torch", "6 % slower than torch" or "as fast as torch"."""
+    percent = round(100 * abs(1 / speedup - 1))
+    if percent == 0:
+        return "as fast as torch"
+    if speedup > 1:
+        return f"{speedup:.2f} times as fast as torch"
+    return f"{percent} % slower than torch" if percent < 100 else f"{1 / speedup:.2f} times as slow as torch"

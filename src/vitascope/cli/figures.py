@@ -209,8 +209,9 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
     image = _convert_to_numpy(pixels)
     text = (
         f"Each of the {model.config.depth} blocks removes up to {format_count(tokens_per_block, 'patch token')}. When "
-        "merging, each block can at most halve the patch tokens. Merged: patches with the same number form one token; "
-        "patches without a number were not merged. Dropped: hatched patches were removed. Below each title: the "
+        "merging, each block can at most halve the patch tokens. Merged: patches with the same number and colour form "
+        "one token; where patches are small, only the first has the number. Patches without a colour were not merged. "
+        "Dropped: hatched patches were removed. Below each title: the "
         "prediction and its probability."
     )
     figure = draw_image_tiles(

@@ -22,7 +22,8 @@ from vitascope.errors import UserError, format_count
 
 SPREAD_NOTE = (
     "(0: collapsed, all images have the same features; 1: maximal)\n"
-    "It is the square root of the summed variance of the features, each scaled to length 1."
+    "Each image's feature vector is scaled to length 1; the variances of all features are summed; the spread is the "
+    "square root of the sum."
 )
 
 
@@ -96,8 +97,10 @@ def find_similar_images(
     from vitascope.evaluation.figures import SAME, draw_neighbours
 
     check_figure_suffix(out)
-    similar = embedding.find_similar_images(open_model_and_print_notes(run, device="auto"), image, among, count)
+    model = open_model_and_print_notes(run, device="auto")
+    similar = embedding.find_similar_images(model, image, among, count)
     print_unreadable_files(similar.unreadable_files)
+    print(f"{'Run' if model.is_run else 'Model'}: {model.name}")
     labels = [name + SAME * same for name, same in zip(similar.labels, similar.identical, strict=True)]
     columns = {"class" if among is None else "folder": labels}
     columns["cosine similarity"] = [f"{cosine:.3f}" for cosine in similar.similarities]

@@ -138,7 +138,8 @@ def record(
 ) -> None:
     """Record finished runs in results/NAME.json: test accuracies, times, machine, versions and commit.
 
-    Each run's first evaluation on the test set counts. A run without one is evaluated now.
+    For each run, the first evaluation on the test set with the last epoch's weights and the same --views counts.
+    A run without one is evaluated now.
 
     Example: vitascope record runs/digits/* --name digits
     """
@@ -156,9 +157,13 @@ def record(
     check_views_match_training(opened_runs[0].recipe, views, "--views {}")
     new_record = evaluate_and_make_record(opened_runs, name, views=views, commit=commit)
     path = write_record_per_machine(new_record, results)
-    seeds = format_count(len(new_record.seeds), "seed")
-    probe = " (probe)" if new_record.settings["train.objective"] != "classify" else ""
-    print(f"{name}: {format_mean_test_accuracy(new_record)}{probe} over {seeds}, {new_record.machine_name}: {path}")
+    seeds = ", ".join(map(str, new_record.seeds))
+    probe = "linear-probe " if new_record.settings["train.objective"] != "classify" else ""
+    accuracy = f"{probe}test accuracy {format_mean_test_accuracy(new_record)}"
+    print(
+        f"{name}: {accuracy} ({'seed' if len(new_record.seeds) == 1 else 'seeds'} {seeds}), {new_record.machine_name}"
+    )
+    print(f"Record: {path}")
     if new_record.commit is None:
         print("The runs have no Git commit. Add one with --commit.")
     elif new_record.commit.endswith("+changes"):
@@ -209,8 +214,11 @@ def update_results(
 
 
 def _print_update_counts(marks: str, num_pages: int, num_updated: int, num_files: int) -> None:
-    updated = f"{num_updated} of {format_count(num_files, 'file')} updated"
-    print(f"{marks} in {format_count(num_pages, 'page')}; {updated}.")
+    """Print for example "5 marks in 1 page: up to date."; model cards count as files, not as pages."""
+    num_cards = num_files - num_pages
+    cards = f", {format_count(num_cards, 'model card')}" if num_cards else ""
+    updated = f"{num_updated} of {format_count(num_files, 'file')} updated" if num_updated else "up to date"
+    print(f"{marks} in {format_count(num_pages, 'page')}{cards}: {updated}.")
 
 
 def _check_files_exist(files: list[Path]) -> None:

@@ -79,7 +79,7 @@ def suggest_learning_rate(
         muon = ""
         if recipe.train.optimizer == "muon":  # lr-find multiplies both rates by the same factor
             muon = f" train.muon_lr={recipe.train.muon_lr * result.suggested_lr / recipe.train.lr:.2g}"
-        print(f"Suggested: train.lr={result.suggested_lr:.2g}{muon}\nThis is {RULE} {end}")
+        print(f"Suggested: train.lr={result.suggested_lr:.2g}{muon}\nThis train.lr is {RULE} {end}")
         if muon:
             print("train.muon_lr was changed by the same factor as train.lr. Change both together.")
     print(f"Figure: {out}")

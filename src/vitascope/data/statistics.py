@@ -12,7 +12,7 @@ import torch
 from vitascope.data.config import DataConfig
 from vitascope.data.dataset import Dataset, ImageSize, SplitName, UInt8Images
 from vitascope.data.open_data import open_data_source
-from vitascope.data.sources.folder import read_image_size
+from vitascope.data.sources.folder import describe_unreadable_files, image_file_is_grayscale, read_image_size
 from vitascope.errors import format_count
 
 Fingerprint: TypeAlias = bytes  # hash of one image's pixels
@@ -60,15 +60,21 @@ class SplitSummary:
     copies_with_other_label: int = 0  # of the copies: those whose label differs from the first image's
     also_in_val: int = 0
     sizes: list[ImageSize] = field(default_factory=list)  # smallest and largest image, before resizing
+    grayscale_files: int = 0  # image files without colours, which are converted to `channels`
 
     @property
     def size_text(self) -> str:
         """For example "28×28 pixels, 1 channel", or the sizes of the files and the size after resizing."""
         sizes = self.sizes or [(self.height, self.width)]
         text = f"{' to '.join(_format_size(size) for size in dict.fromkeys(sizes))} pixels"
+        text += "" if all(height == width for height, width in sizes) else " (height × width)"
         text += f", {format_count(self.channels, 'channel')}"
         resized = (self.height, self.width)
-        return text if set(sizes) == {resized} else f"{text} (statistics after resizing to {_format_size(resized)})"
+        text += "" if set(sizes) == {resized} else f" (statistics after resizing to {_format_size(resized)})"
+        if self.grayscale_files:
+            files = "all" if self.grayscale_files == self.images else f"{self.grayscale_files:,} of the"
+            text += f"; {files} files are grayscale and are read as {self.channels} equal channels"
+        return text
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class DataSummary:
                 f"  exact duplicates: {self._format_duplicates(split_name)}",
             ]
         if self.skipped:
-            lines.append(f"{format_count(len(self.skipped), 'image')} could not be read: {', '.join(self.skipped[:3])}")
+            lines.append(describe_unreadable_files(self.skipped))
         return "\n".join(lines)
 
     def _format_duplicates(self, split_name: str) -> str:
@@ -150,6 +156,7 @@ def _summarize_split(
         if split_name == "test"
         else 0,
         sizes=_find_smallest_and_largest_size(split),
+        grayscale_files=_count_grayscale_files(split) if channels == 3 else 0,
     )
 
 
@@ -160,6 +167,11 @@ def _find_smallest_and_largest_size(split: Dataset) -> list[ImageSize]:
     sizes = [read_image_size(Path(path)) for path in split.file_paths]
     ordered = sorted(set(sizes), key=lambda size: (size[0] * size[1], size))
     return [ordered[0], ordered[-1]]
+
+
+def _count_grayscale_files(split: Dataset) -> int:
+    """Count the image files without colours by their format; a gray image in a colour file is not counted."""
+    return sum(image_file_is_grayscale(Path(path)) for path in split.file_paths or [])
 
 
 def _format_size(size: ImageSize) -> str:

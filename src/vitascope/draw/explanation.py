@@ -198,6 +198,7 @@ def _draw_image_with_query(
 
 
 MAX_CLASSES = 12
+NUMBER_WIDTH_POINTS, MIN_FONT_SIZE = 160, 3.5  # font size of a digit as wide as the panel; smallest font size
 
 
 def draw_forward_pass(
@@ -262,15 +263,16 @@ def outline_patch_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int,
 
 
 def write_group_numbers_on_patches(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
-    """Write a number on each patch of a group of several patches. `group_map`: group of each patch, row × column."""
-    groups, sizes = np.unique(group_map, return_counts=True)
+    """Write a number on the patches of each group of several; where patches are small, only on the first of a group."""
+    groups, first_indices, sizes = np.unique(group_map, return_index=True, return_counts=True)
     numbers = {group: number for number, group in enumerate(groups[sizes > 1].tolist(), start=1)}
-    font_size = float(np.clip(100 / max(group_map.shape), 3, 9))
-    for (row, column), group in np.ndenumerate(group_map):
-        if group in numbers:
+    width = NUMBER_WIDTH_POINTS / (max(group_map.shape) * len(str(len(numbers))))
+    size = min(max(width, MIN_FONT_SIZE), 9)
+    for index, ((row, column), group) in enumerate(np.ndenumerate(group_map)):
+        if group in numbers and (width >= MIN_FONT_SIZE or index in first_indices):
             x, y = (column + 0.5) * patch_size[1] - 0.5, (row + 0.5) * patch_size[0] - 0.5
-            text = panel.text(x, y, str(numbers[group]), ha="center", va="center", fontsize=font_size, color="white")
-            text.set_path_effects([withStroke(linewidth=1.5, foreground="black")])
+            text = panel.text(x, y, str(numbers[group]), ha="center", va="center", fontsize=size, color="white")
+            text.set_path_effects([withStroke(linewidth=1, foreground="black")])
 
 
 def draw_patch_borders(
@@ -288,9 +290,10 @@ def hatch_patches(panel: Axes, patch_mask: NDArray, patch_size: tuple[int, int])
     height, width = patch_size
     for row, column in np.argwhere(patch_mask):
         corner = (column * width - 0.5, row * height - 0.5)
-        panel.add_patch(
-            Rectangle(corner, width, height, facecolor=REMOVED_COLOUR, edgecolor="white", hatch="///", linewidth=0)
+        rectangle = Rectangle(
+            corner, width, height, facecolor=REMOVED_COLOUR, linewidth=0, edgecolor="white", hatch="///"
         )
+        panel.add_patch(rectangle)
 
 
 def choose_group_colours(num_groups: int) -> NDArray:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 
 import torch
 
@@ -25,6 +26,7 @@ class EvalData:
     samples: Dataset
     is_run_data: bool  # the run's own data
     unreadable_files: list[str] = field(default_factory=list)  # files that could not be read
+    label_note: str = ""  # how labels without class names are read
 
 
 def load_eval_data(run: Run, model_info: ModelInfo, split: str | None, data_name: str | None) -> EvalData:
@@ -84,13 +86,14 @@ def _load_eval_data_of_other_dataset(config: DataConfig, model_info: ModelInfo, 
         raise UserError(
             f"{config.name} has no {stored_split} split. Choose one with --split: {', '.join(source.split_names)}."
         )
-    samples = _load_split_with_model_labels(source, stored_split, model_info.classes)
+    samples = _load_split_with_model_labels(source, Path(config.name).name, stored_split, model_info.classes)
     return EvalData(
         resolve_paths_in_data_config(config).name,
         split_name,
         samples,
         is_run_data=False,
         unreadable_files=source.skipped_paths,
+        label_note="" if source.has_class_names else _describe_label_order(len(source.classes), model_info.classes),
     )
 
 
@@ -100,14 +103,33 @@ def _open_data_at_stored_image_size(config: DataConfig, model_info: ModelInfo) -
     return open_data_source(replace(config, memory=inf), (rows, columns), channels, must_be_trainable=False)
 
 
-def _load_split_with_model_labels(source: DataSource, split: str, model_classes: list[str]) -> Dataset:
+def _describe_label_order(num_labels: int, model_classes: list[str]) -> str:
+    """Say which classes labels without names mean; empty if the model's classes have no names either."""
+    if _has_no_class_names(model_classes):
+        return ""
+    labels = "Label 0 is" if num_labels == 1 else f"Labels 0 to {num_labels - 1} are"
+    return f"{labels} read as {_join_some(model_classes[:num_labels], 10)}."
+
+
+def _has_no_class_names(classes: list[str]) -> bool:
+    return classes == [str(index) for index in range(len(classes))]
+
+
+def _load_split_with_model_labels(source: DataSource, file_name: str, split: str, model_classes: list[str]) -> Dataset:
     """Match classes by name, or by index if the data has no names. Classes may be missing, but not new."""
     names = source.classes
     if not model_classes:
         raise UserError(
             "The model has no classifier, so it has no accuracy. Fine-tune it: vitascope train RECIPE weights=…"
         )
-    if not source.has_class_names and len(names) <= len(model_classes):
+    if not source.has_class_names:
+        if len(names) > len(model_classes):
+            indexed = [f"{index} {name}" for index, name in enumerate(model_classes)]
+            known = "0 to " + str(len(indexed) - 1) if _has_no_class_names(model_classes) else _join_some(indexed, 10)
+            raise UserError(
+                f"{file_name} has labels 0 to {len(names) - 1}, but the model has {len(model_classes)} classes "
+                f"({known}). Use the model's labels, and leave out images of other classes."
+            )
         names = model_classes[: len(names)]
     index_by_name = {_replace_underscores_with_spaces(name): index for index, name in enumerate(model_classes)} | {
         name: index for index, name in enumerate(model_classes)

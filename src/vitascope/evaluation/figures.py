@@ -97,7 +97,7 @@ def make_evaluation_document_parts(evaluation: Evaluation, *, include_worst_erro
     num_images, split = len(evaluation.eval_data.samples), spell_out_split_name(evaluation.eval_data.split)
     rows = [
         [evaluation.accuracy_name, f"{evaluation.accuracy:.2%} (95 % confidence interval {low:.2%} to {high:.2%})"],
-        ["top-5 accuracy", f"{evaluation.top5:.2%}"],
+        *([["top-5 accuracy", f"{evaluation.top5:.2%}"]] if len(evaluation.classes) > 5 else []),
         ["expected calibration error", f"{evaluation.calibration.ece:.2%}"],
         ["images", f"{num_images:,} {split} images, {format_count(evaluation.views, 'view')}"],
     ]
@@ -134,7 +134,7 @@ def draw_neighbours(neighbours: Neighbours) -> Figure:
     text = (
         f"The query image (framed) and the most similar of {neighbours.searched_description}, "
         "each with its class or folder. "
-        "Similarity is the cosine between pooled features: 1 is most similar, 0 is unrelated."
+        "Cosine similarity of the pooled features (1: same direction). Compare values only within one model."
     )
     return draw_image_tiles(images, captions, text, framed_index=0)
 

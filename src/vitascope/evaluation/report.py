@@ -131,9 +131,11 @@ class Evaluation:
         scaling = self.temperature
         if scaling is None or round(scaling.loss, 3) <= round(self.loss, 3):
             return ""
+        split = "" if self.eval_data.split == "all" else f"{spell_out_split_name(self.eval_data.split)} "
+        images = format_count(len(self.eval_data.samples), f"{split}image")
         return (
-            "Temperature scaling increases the loss on these images: the temperature with the lowest loss on the "
-            f"{format_count(scaling.fitted_on, 'validation image')} does not suit them."
+            f"Temperature scaling increases the loss on these {images}: the temperature was fitted on "
+            f"{format_count(scaling.fitted_on, 'validation image')}."
         )
 
     def __repr__(self) -> str:

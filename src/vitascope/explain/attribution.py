@@ -181,7 +181,7 @@ def compute_maps_and_gradients(model: nn.Module, images: Images, targets: Target
 def integrated_gradients(
     model: nn.Module, images: Images, targets: TargetClasses, *, steps: int = NUM_STEPS, baseline: float = 0.0
 ) -> Images:
-    """Integrated gradients (Sundararajan 2017) of the class's logit, from a grey baseline image to this image.
+    """Integrated gradients (Sundararajan et al. 2017) of the class's logit, from a grey baseline image to this image.
 
     Per pixel and channel. With more steps, their sum approaches the difference of the logits. `baseline` is the
     normalised value of the grey image: 0 is the mean of the training images. On the whole path the same tokens are
@@ -253,7 +253,7 @@ DESCRIPTIONS = {
     "gradient": "gradient-weighted attention: attention × gradient of the logit, positive part, last block",
     "relevance": "attention × gradient of the logit, positive part, through all blocks (Chefer et al. 2021)",
     "integrated-gradients": "(image − grey) × mean gradient of the logit on the path from grey to the image "
-    "(Sundararajan 2017)",
+    "(Sundararajan et al. 2017)",
     "occlusion": "drop in the class's probability if the patch is made grey",
     "random": "baseline: a random order of the patches",
 }

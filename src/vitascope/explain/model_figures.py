@@ -93,9 +93,11 @@ def write_model_statistics_figures_and_json(
     if len(images) < MIN_IMAGES:
         raise UserError(f"Probes are averages and need at least {MIN_IMAGES} images, not {len(images)}.")
     make_folder(output_folder)
-    model, layout, images = subject.model, get_token_layout(subject.model), images[:MAX_IMAGES]
+    model, layout, num_given = subject.model, get_token_layout(subject.model), len(images)
+    indices = _choose_evenly_spaced_indices(num_given)
+    images, labels = images[indices], labels and [labels[index] for index in indices.tolist()]
     statistics = compute_head_and_block_statistics(subject, images)
-    images_text = f"{_describe_count(len(statistics.features), len(images))} {images_description} images"
+    images_text = f"{_describe_count(len(statistics.features), num_given)} {images_description} images"
     text = (
         f"Averages over {images_text}. Each dot is one head. Block 0: the tokens before the first block. Attention "
         "distance: mean distance from a patch to the patches it attends to. Attention entropy: low is focused, high is "
@@ -121,8 +123,8 @@ def write_model_statistics_figures_and_json(
             f"One point per image ({images_text}). Nearby points have similar features; distances between far points "
             "cannot be interpreted."
         )
-        points, point_labels = project_to_2d_with_pca_and_tsne(statistics.features), labels[: len(statistics.features)]
-        figure = draw_tsne_points(points, point_labels, subject.classes, text)
+        points = project_to_2d_with_pca_and_tsne(statistics.features)
+        figure = draw_tsne_points(points, labels, subject.classes, text)
         files += save_png_and_svg(figure, output_folder / "probes-map")
     numbers = json.dumps(_build_statistics_json(statistics, len(statistics.features)), indent=1)
     write_atomically(output_folder / "probes.json", numbers + "\n")
@@ -137,9 +139,19 @@ def _make_block_cka_caption(reads_class_token: bool) -> str:
     return f"{text} Near 1: the blocks in between change little."
 
 
+def _choose_evenly_spaced_indices(num_images: int) -> Tensor:
+    """Choose as many images as fill whole batches. Images of a folder are sorted by class, so the first ones are no
+    sample of all."""
+    num_used, batch_size = min(num_images, MAX_IMAGES), model_statistics.BATCH_SIZE
+    num_used -= num_used % batch_size if num_used > batch_size else 0
+    return torch.linspace(0, num_images - 1, num_used, dtype=torch.float64).round().long()
+
+
 def _describe_count(num_used: int, num_given: int) -> str:
-    """Only whole batches are used, so some images at the end may be left out."""
-    return f"the first {num_used} of {num_given}" if num_used < num_given else str(num_used)
+    """Describe the images used; `MAX_IMAGES` given images are already a selection from the split."""
+    if num_used < num_given:
+        return f"{num_used} evenly spaced of {num_given}"
+    return f"{num_used} evenly spaced" if num_given == MAX_IMAGES else str(num_used)
 
 
 class RunImages(NamedTuple):

@@ -13,6 +13,7 @@ from vitascope.recipe.sections import (
     build_omegaconf_schema,
     find_needed_objective_sections,
     make_recipe_from_sections,
+    spell_out_model_settings_in_errors,
 )
 
 if TYPE_CHECKING:
@@ -204,7 +205,8 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
             if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in BOOLEAN_VALUES:
                 raise UserError(f"{key} must be true or false, not {value or 'empty'}.")  # OmegaConf reads 2 as true
         merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
-        return make_recipe_from_sections(OmegaConf.to_object(merged))
+        with spell_out_model_settings_in_errors():
+            return make_recipe_from_sections(OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise UserError(_format_omegaconf_error(error, schema)) from error
     except (OSError, UnicodeDecodeError, TypeError) as error:

@@ -1,11 +1,14 @@
 """The sections of a recipe as OmegaConf's schema, and a recipe from them. An objective's section has its name."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, field, fields, make_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from vitascope.errors import UserError
+from vitascope.model.config import ModelConfig
 from vitascope.recipe.choices import OBJECTIVE_SECTIONS, load_objective
 from vitascope.recipe.schema import Recipe
 
@@ -13,6 +16,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 NameAndText = tuple[str, str]  # a setting's name with its section, and its value as typed
+
+# A setting's name in a sentence: a name that is also a plain word, such as depth, only before "=".
+_MODEL_SETTINGS = [item.name + ("" if "_" in item.name else "(?==)") for item in fields(ModelConfig)]
+MODEL_SETTING_WITHOUT_SECTION = re.compile(rf"(?<![\w.])({'|'.join(_MODEL_SETTINGS)})(?![\w.])")
 
 
 def find_needed_objective_sections(settings: Iterable[NameAndText]) -> tuple[str, ...]:
@@ -48,3 +55,12 @@ def make_recipe_from_sections(sections: Any) -> Recipe:
         if name != used and config != type(config)():
             raise UserError(f"{name}.… needs train.objective={name}, but train.objective={used} is set.")
     return Recipe(**values, objective_config=configs.get(used))
+
+
+@contextmanager
+def spell_out_model_settings_in_errors() -> Iterator[None]:
+    """Write model.patch_size instead of patch_size in an error: commands need the section."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(MODEL_SETTING_WITHOUT_SECTION.sub(r"model.\g<0>", str(error))) from error

@@ -57,10 +57,18 @@ def read_page_and_fill_results_marks(
 def format_model_cards_of_all_records(results_folder: Path, cards_folder: Path) -> dict[Path, Markdown]:
     """Return the path and text of a model card for every record."""
     return {
-        cards_folder / f"{path.stem}.md": make_model_card_of_record(read_record(path), path.name).format_markdown()
+        cards_folder / f"{path.stem}.md": make_model_card_of_record(
+            read_record(path), _make_path_relative_to_project(path, cards_folder)
+        ).format_markdown()
         for paths in find_record_files_by_name(results_folder).values()
         for path in paths
     }
+
+
+def _make_path_relative_to_project(record_path: Path, cards_folder: Path) -> str:
+    """Return the path from the folder that contains both the records and the cards, such as results/mnist.json."""
+    record_path = record_path.resolve()
+    return record_path.relative_to(os.path.commonpath([record_path, cards_folder.resolve()])).as_posix()
 
 
 def _fill_results_mark(match: re.Match[str], page_path: Path, results_folder: Path, cards_folder: Path) -> str:
@@ -125,7 +133,7 @@ TRACK_NAMES = {
 }
 
 
-def make_model_card_of_record(record: Record, record_file_name: str) -> ModelCard:
+def make_model_card_of_record(record: Record, record_file: str) -> ModelCard:
     """Collect the facts of a record for its model card; every number is from the record."""
     no_other_data = "" if record.track in ("pretrained", "teacher") else " No other data was used."
     return ModelCard(
@@ -143,7 +151,7 @@ def make_model_card_of_record(record: Record, record_file_name: str) -> ModelCar
         kind=TRACK_NAMES[record.track],
         training=f"{TRACK_DESCRIPTIONS[record.track]} {escape_markdown(record.data)}: {record.training_images:,} "
         f"images; {record.images_seen:,} images seen in total.{no_other_data}",
-        record_file=record_file_name,
+        record_file=record_file,
     )
 
 
@@ -154,7 +162,7 @@ def _format_record_results_for_card(record: Record) -> Markdown:
     columns = {
         "seed": map(str, record.seeds),
         "test accuracy": (f"{100 * accuracy:.2f} %" for accuracy in record.test_accuracy),
-        "top-5": (f"{100 * accuracy:.2f} %" for accuracy in record.top5),
+        **({"top-5": (f"{100 * accuracy:.2f} %" for accuracy in record.top5)} if len(record.recall) > 5 else {}),
         "calibration error (15 bins)": (f"{100 * error:.1f} %" for error in record.ece),
         "seconds": (f"{seconds:.1f}" for seconds in record.seconds),
         "seconds with set-up": (f"{seconds:.1f}" for seconds in record.cold_seconds),

@@ -170,7 +170,7 @@ def check_record_name(name: str) -> None:
 
 
 def _find_or_run_first_test_evaluation(run: Run, views: int) -> EvalLogEntry:
-    """Return the first evaluation on the test set; a run without one is evaluated now."""
+    """Return the first test evaluation with the last weights and this many views; without one, evaluate now."""
     log_entry = find_first_finished_test_entry(run, views)
     if log_entry is None:
         model = open_model(run, device="auto")

@@ -57,12 +57,17 @@ def format_from_scratch_flops_table(results_folder: Path, record_names: list[str
                     format_mean_test_accuracy(record),
                     format_seconds_range(record.seconds),
                     format_thousands_or_millions(images_seen),
-                    f"{flops / 1e9:.2f}",
-                    f"{flops * images_seen / 1e15:.2f}",
+                    _format_significant(flops / 1e9),
+                    _format_significant(flops * images_seen / 1e15),
                 ]
             )
     head = ["record", "seeds", f"test accuracy ({describe_mean_notation_for_header(counts)})", "seconds", "images seen"]
     return format_markdown_table([*head, "training GFLOPs per image", "training PFLOPs"], rows)
+
+
+def _format_significant(value: float) -> str:
+    """Format with two decimals, or with two significant digits below 0.1."""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def format_records_table(results_folder: Path, record_names: list[str]) -> Markdown:

@@ -1,5 +1,6 @@
 """Write a study's report.md, report.html and figures."""
 
+import math
 from pathlib import Path
 from typing import get_args
 
@@ -126,8 +127,11 @@ def _explain_intervals_and_differences(results: StudyResults) -> str:
         sentences.append(f"Differences from the {results.best_label} are in percentage points (points){paired}.")
         if len(results.combinations) > 2 and paired:
             corrected = "Their intervals" if has_intervals else "The verdicts"
-            sentences.append(f"{corrected} are corrected for multiple comparisons (Bonferroni).")
-        sentences.append("The highest accuracy is subject to selection bias: it is probably slightly too high.")
+            num_pairs = math.comb(len(results.combinations), 2)
+            sentences.append(f"{corrected} are corrected for all {num_pairs:,} pairs of combinations (Bonferroni).")
+        sentences.append(
+            "The highest accuracy is subject to selection bias: it is probably too high. Repeat it with new seeds."
+        )
     return " ".join(sentences)
 
 

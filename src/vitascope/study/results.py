@@ -50,6 +50,14 @@ class CombinationResults:
         """Compute the mean of a result over seeds."""
         return mean(result[result_name] for result in self.results.values())
 
+    def describe_accuracy_and_seeds(self) -> str:
+        """Return for example "97.50 ± 0.30 % (5 seeds)"; with two seeds the mean, and the value of each seed."""
+        if len(self.results) == 2:
+            seeds = ", ".join(map(str, self.results))
+            return f"{100 * self.mean_accuracy:.2f} % (seeds {seeds}: {self.formatted_accuracy})"
+        seeds = "one seed" if len(self.results) == 1 else f"{len(self.results)} seeds"
+        return f"{self.formatted_accuracy} ({seeds})"
+
     @property
     def formatted_seconds(self) -> str:
         """The mean over seeds; a dash if the runs are from different machines."""
@@ -134,10 +142,9 @@ class StudyResults:
             best = f"{self.best_combination.name} with {self.best_combination.formatted_accuracy}"
             return f"Not finished. Best so far: {best}."
         num_seeds = len(self.best_combination.results)
-        seeds = "one seed" if num_seeds == 1 else f"{num_seeds} seeds"
         best = (
             f"{self.best_label.capitalize()}: {self.best_combination.name} with "
-            f"{self.best_combination.formatted_accuracy} ({seeds})."
+            f"{self.best_combination.describe_accuracy_and_seeds()}."
         )
         if len(self.combinations) == 1:
             return f"{best} No other combination has finished."

@@ -72,30 +72,41 @@ def format_adaptation_report(report: AdaptationReport) -> str:
     """Format the report as a few lines for the terminal."""
     lines = [f"Weights: {report.weights} (format: {report.library}), {report.kept} tensors unchanged"]
     if (report.image_before, report.patch_before) != (report.image_after, report.patch_after):
-        image, patch = (
-            rows if rows == columns else f"[{rows},{columns}]"
-            for rows, columns in (report.image_before, report.patch_before)
-        )
-        lines.append(
-            f"  image size {_format_size_change(report.image_before, report.image_after)}, patch size "
-            f"{_format_size_change(report.patch_before, report.patch_after)} pixels, as in the recipe. "
-            f"To keep the weights' own sizes, add model.img_size={image} model.patch_size={patch}."
-        )
-    lines += [
-        f"  {_describe_tensor_change(change, report)}, relative error {change.lost:.0%}" for change in report.resampled
-    ]
+        lines.append(f"  {_describe_size_changes(report)}")
+    lines += [f"  {_describe_tensor_change(change, report)}" for change in report.resampled]
     if report.resampled:
         settings = [f"{name}={format_value_for_command_line(value)}" for name, value in report.settings.items()]
-        lines.append(
-            "  Relative error: norm of the difference / norm of the original. "
-            f"Details: {shlex.join(['vitascope', 'adapt', report.weights, *settings])}"
-        )
+        command = shlex.join(["vitascope", "adapt", report.weights, *settings])
+        lines.append(f"  To see how much information this loses: {command}")
     if report.dropped:
         lines.append(f"  dropped: {', '.join(report.dropped)}")
     if report.new:
         lines.append(f"  new: {', '.join(report.new)}")
     lines += [f"  assumed: {text}" for text in report.assumed] + [f"  note: {text}" for text in report.notes]
     return "\n".join(lines)
+
+
+def _describe_size_changes(report: AdaptationReport) -> str:
+    """Name the image and patch size, what changed, and the settings that keep the sizes of the weights."""
+    sizes = {
+        "image size": ("model.img_size", report.image_before, report.image_after),
+        "patch size": ("model.patch_size", report.patch_before, report.patch_after),
+    }
+    texts = [
+        f"{name} {_format_size_change(before, after)} pixels"
+        if before != after
+        else f"{name} unchanged ({_format_size_change(after)} pixels)"
+        for name, (_, before, after) in sizes.items()
+    ]
+    own = [
+        f"{setting}={rows if rows == columns else f'[{rows},{columns}]'}"
+        for setting, (rows, columns), after in sizes.values()
+        if [rows, columns] != after
+    ]
+    kept = "sizes" if len(own) > 1 else "size"
+    return (
+        f"{', '.join(texts)}, from the recipe and your settings. To keep the weights' own {kept}, add {' '.join(own)}."
+    )
 
 
 def _describe_tensor_change(change: TensorChange, report: AdaptationReport) -> str:
@@ -111,9 +122,9 @@ def _describe_tensor_change(change: TensorChange, report: AdaptationReport) -> s
     return f"{change.name}: {text}"
 
 
-def _format_size_change(before: list[int], after: list[int]) -> str:
+def _format_size_change(*sizes: list[int]) -> str:
     """Return for example '14×14 → 8×8'."""
-    return " → ".join("×".join(map(str, sides)) for sides in (before, after))
+    return " → ".join("×".join(map(str, sides)) for sides in sizes)
 
 
 STAGE_PREFIX = "recipe:"

@@ -1,6 +1,7 @@
 """Sentences about a run for the terminal and for its figures: images, batches, training values, and the result."""
 
 from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 
 from vitascope.data.config import AugmentConfig
@@ -52,7 +53,9 @@ def describe_incomplete_batch(recipe: Recipe, num_images: int) -> str | None:
 
 
 def describe_default_augmentation(recipe: Recipe, completed: AugmentConfig) -> str | None:
-    """Say that a built-in recipe gets the default augmentation of other data; None if its defaults are the same."""
+    """Say that a built-in recipe gets the default augmentation of other data; None if its defaults are the same.
+
+    Settings of the recipe and the user's own are named separately from the defaults."""
     if recipe.name not in list_recipe_names():
         return None
     base, requested = read_recipe(recipe.name), recipe.data.augment
@@ -62,8 +65,20 @@ def describe_default_augmentation(recipe: Recipe, completed: AugmentConfig) -> s
         objective = recipe.train.objective
         if resolve_augmentation_for_objective(requested, base.data.name, base.model.in_chans, objective) == completed:
             return None
-    source = "defaults for this data" if requested == AugmentConfig() else "missing settings are this data's defaults"
-    return f"data.augment: {source} ({completed.description or 'none'}), because data.name is not {base.data.name}."
+    data_name = Path(recipe.data.name).name
+    if requested == AugmentConfig():
+        return (
+            f"The recipe's augmentation is for {base.data.name} and is not used. {data_name} gets its defaults: "
+            f"{completed.description or 'none'}."
+        )
+    sources = ["the recipe"] if base.data.augment != AugmentConfig() else []
+    sources += ["your settings"] if requested != base.data.augment else []
+    given = {item.name for item in fields(requested) if getattr(requested, item.name) is not None}
+    defaults = replace(completed, **dict.fromkeys(given))
+    return (
+        f"Augmentation from {' and '.join(sources)}: {requested.description or 'none'}. The recipe is for "
+        f"{base.data.name}, so the other settings are the defaults of {data_name}: {defaults.description or 'none'}."
+    )
 
 
 def describe_teacher(recipe: Recipe) -> str | None:

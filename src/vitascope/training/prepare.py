@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from vitascope.data.open_data import resolve_paths_in_data_config
+from vitascope.data.sources.folder import describe_unreadable_files
 from vitascope.data.splits import TrainingData, load_train_and_validation_data
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
@@ -40,12 +41,7 @@ def open_data_and_print_notes(recipe: Recipe, console: Console) -> TrainingData:
     model = recipe.model
     data = load_train_and_validation_data(recipe.data, model.image_shape, model.in_chans, recipe.train.seed)
     if skipped := data.source.skipped_paths:
-        names = ", ".join(skipped[:3]) + (", …" if len(skipped) > 3 else "")
-        console.print(
-            f"{format_count(len(skipped), 'image')} could not be read and will be skipped: {names}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        console.print(f"Skipped: {describe_unreadable_files(skipped)}", highlight=False, soft_wrap=True)
     if data.train.file_paths and (note := describe_image_file_conversion(Path(data.train.file_paths[0]), model)):
         console.print(note, highlight=False, soft_wrap=True)
     return data

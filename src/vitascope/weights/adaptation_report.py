@@ -132,7 +132,7 @@ def _find_refusal_reason(
         reason += "the image is smaller than one patch"
     elif new_grid[0] * new_grid[1] == 1:
         covered = f" ({pixel_coverage:.1%} of the pixels)" if pixel_coverage < 1 else ""
-        reason += f"there is only one patch{covered}, so attention has no effect"
+        reason += f"there is only one patch{covered}, so there is no attention between patches"
     else:
         reason += f"{1 - pixel_coverage:.1%} of the pixels would be ignored"
     return f"{reason}. Choose {_format_suggested_sizes(old_config, size)}."

@@ -115,7 +115,7 @@ def make_timm_constructor_settings(config: ModelConfig) -> ModelSettings:
 
 def check_timm_support(config: ModelConfig) -> None:
     """Raise an error for settings that timm's VisionTransformer does not support."""
-    in_use = {"seq pooling": config.global_pool == "seq", "relu2": config.mlp == "relu2"}
+    in_use = {"global_pool=seq": config.global_pool == "seq", "mlp=relu2": config.mlp == "relu2"}
     in_use |= {f"positions={config.positions}": config.positions not in ("learned", "none")}
     in_use |= {"norm=none": config.norm == "none", "output_projection=false": not config.output_projection}
     in_use |= {"init_values=0": config.init_values == 0}  # timm reads 0 as no LayerScale

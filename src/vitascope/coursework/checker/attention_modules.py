@@ -21,7 +21,6 @@ from vitascope.coursework.checker.layers import (
 from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_plausible_mask_formats
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
-    IMAGES_DEPENDENT,
     IMAGES_INDEPENDENT,
     LARGE_MASKED_SCORES,
     CallConvention,
@@ -255,17 +254,13 @@ class AttentionModuleChecker(PartChecker):
         is_equivariant = torch.allclose(
             self.run_user_code_in_reference_axes(convention, case, {"x": x[:, order]}), user_result[:, order], atol=1e-4
         )
-        wrong_text = (
-            "Permuting the tokens does not permute the output in the same way (wrong unless the attention is causal)."
-        )
-        lines.append(
-            "Permuting the tokens permutes the output in the same way (correct)." if is_equivariant else wrong_text
-        )
+        requirement = "Permuting the tokens should permute the output in the same way, unless the attention is causal"
+        lines.append(format_observation(is_equivariant, requirement, "does"))
         alone = self.run_user_code_in_reference_axes(
             convention, case, {"x": torch.cat([x[:1], torch.zeros_like(x[1:])])}
         )
         is_independent = torch.allclose(alone[:1], user_result[:1], atol=1e-4)
-        return [*lines, format_observation(is_independent, IMAGES_INDEPENDENT, IMAGES_DEPENDENT)]
+        return [*lines, format_observation(is_independent, IMAGES_INDEPENDENT)]
 
 
 class Attention2dChecker(AttentionModuleChecker):

@@ -26,7 +26,14 @@ from vitascope.coursework.checker.failing_example import (
 from vitascope.coursework.checker.part_checker import CallConvention, Case, NoDropoutMode, PartChecker
 from vitascope.coursework.checker.recognition import get_source_or_empty
 from vitascope.coursework.checker.reference import IGNORED_MASK, MASK_OPTION_NAMES, SimulatedMistake
-from vitascope.coursework.checker.report import MISTAKES, CheckReport, CheckRow, FirstDifference
+from vitascope.coursework.checker.report import (
+    IGNORED_MASK_EVIDENCE,
+    IGNORED_MASK_HINT,
+    MISTAKES,
+    CheckReport,
+    CheckRow,
+    FirstDifference,
+)
 from vitascope.errors import shorten_error_message
 
 # Options of rare variants: tried last, and not in combination with two mistakes.
@@ -92,7 +99,8 @@ def run_checks_and_fill_report(
     if report.passed:
         return
     if diagnosis is not None and IGNORED_MASK in diagnosis.simulated_mistakes:
-        report.evidence.append("The mask has no effect on the output.")
+        report.evidence.append(IGNORED_MASK_EVIDENCE)
+        report.hints = [IGNORED_MASK_HINT if hint == MISTAKES["unknown"].hint else hint for hint in report.hints]
     missing_ids = (
         [mistake.mistake_id for mistake in checker.find_missing_layer_mistakes(convention)] if diagnosis else []
     )

@@ -275,10 +275,8 @@ def describe_attention_mistake_symptoms(
     if "v" in inputs:
         ones = checker.run_user_code_in_reference_axes(convention, case, inputs | {"v": torch.ones_like(inputs["v"])})
         sum_to_one = torch.allclose(ones, torch.ones_like(ones), atol=1e-4)
-        not_one = "The rows of the attention map do not sum to 1"
-        lines.append(format_observation(sum_to_one, "Each row of the attention map sums to 1", not_one))
+        lines.append(format_observation(sum_to_one, "Rows of the attention map should sum to 1", "do"))
         doubled = checker.run_user_code_in_reference_axes(convention, case, inputs | {"v": 2 * inputs["v"]})
         is_linear = torch.allclose(doubled, 2 * user_result)
-        not_double = "Doubling the values does not double the output"
-        lines.append(format_observation(is_linear, "Doubling the values doubles the output", not_double))
+        lines.append(format_observation(is_linear, "Doubling the values should double the output", "does"))
     return lines

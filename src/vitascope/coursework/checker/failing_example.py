@@ -1,6 +1,7 @@
 """Find the first value that differs from the reference, and format a small failing example for the report."""
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -12,7 +13,8 @@ from vitascope.coursework.checker.comparison import (
     Diagnosis,
     results_match_or_both_fail,
 )
-from vitascope.coursework.checker.part_checker import Case
+from vitascope.coursework.checker.masks import MASK_FORMATS
+from vitascope.coursework.checker.part_checker import Case, make_allowed_mask
 from vitascope.coursework.checker.report import FirstDifference
 from vitascope.errors import shorten_error_message
 
@@ -86,6 +88,7 @@ def find_and_format_smallest_failure(
             )
         user_inputs = checker.convert_inputs_to_user_shapes(convention, case, runner.get_or_make_inputs(case))
         lines = [case.name, *(f"{name} = {format_shortened_tensor(tensor)}" for name, tensor in user_inputs.items())]
+        lines += _format_mask_and_attention_weights(runner, mistake_free, case)
         weights = checker.get_example_weights(case)
         if sum(weight.numel() for weight in weights.values()) <= 2 * MAX_SHOWN_VALUES:
             lines += [f"{name} = {format_shortened_tensor(weight)}" for name, weight in weights.items()]
@@ -100,6 +103,27 @@ def find_and_format_smallest_failure(
             f"got      {got}",
         ]
     return []
+
+
+def _format_mask_and_attention_weights(runner: CachedRunner, mistake_free: Diagnosis, case: Case) -> list[str]:
+    """Return the mask that the code receives in this case, and the attention weights, which values v = I reveal."""
+    convention, inputs = mistake_free.convention, runner.get_or_make_inputs(case)
+    tokens = inputs["x"].shape[1] if "x" in inputs else case.sizes.get("columns", 0)
+    num_queries, num_keys = (case.sizes.get(name, tokens) for name in ("queries", "keys"))
+    allowed, mask_format = make_allowed_mask(case, num_queries, num_keys), convention.settings.get("mask_format")
+    if allowed is None or mask_format is None:
+        return []
+    lines = [f"mask = {format_shortened_tensor(MASK_FORMATS[mask_format].convert(allowed, torch.float64))}"]
+    if "v" not in inputs:
+        return lines
+    identity = torch.eye(num_keys, dtype=runner.checker.dtype).expand(*inputs["v"].shape[:-2], -1, -1)
+    inputs = inputs | {"v": identity}
+    with suppress(Exception):  # the user's code may accept only values of the queries' width
+        expected = runner.checker.run_reference_variant(convention, case, inputs, mistake_free.variant_options)
+        got = runner.checker.run_user_code_in_reference_axes(convention, case, inputs)
+        lines.append(f"weights expected {format_shortened_tensor(expected)}")
+        lines.append(f"weights got      {format_shortened_tensor(got)}")
+    return lines
 
 
 def _list_failing_cases(runner: CachedRunner, mistake_free: Diagnosis, diagnosis: Diagnosis | None) -> list[Case]:

@@ -19,8 +19,7 @@ from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMi
 NamedTensors = dict[str, Tensor]
 MaskPolarity = Literal["allowed", "blocked"]  # the meaning of True in a boolean mask
 MaskKind = Literal["all", "random", "causal", "high_scores"]
-IMAGES_INDEPENDENT = "The output of an image is independent of the other images in the batch"
-IMAGES_DEPENDENT = "The output of an image depends on the other images in the batch"
+IMAGES_INDEPENDENT = "The output of an image should be independent of the other images in the batch"
 LARGE_MASKED_SCORES = "masked keys with large scores have no effect"  # name of a case
 
 
@@ -153,9 +152,9 @@ class PartChecker(ABC):
         return "PyTorch"
 
 
-def format_observation(is_correct: bool, correct_text: str, wrong_text: str) -> str:
-    """Return a sentence about a property of the user's code, marked as correct or wrong."""
-    return f"{correct_text} (correct)." if is_correct else f"{wrong_text} (wrong)."
+def format_observation(is_correct: bool, requirement: str, verb: str = "is") -> str:
+    """Say what should hold, and whether it does for the user's code: "… should sum to 1: yours do not."."""
+    return f"{requirement}: yours {verb}{'' if is_correct else ' not'}."
 
 
 class NoDropoutMode(TorchFunctionMode):

@@ -16,7 +16,7 @@ class Mistake(NamedTuple):
 MISTAKES = {
     "missing-scale": Mistake(
         "Scaling by 1/sqrt(d_k) is missing.",
-        "The variance of a dot product grows with the length of the vectors. How do large scores change the softmax?",
+        "The variance of a dot product grows with the number of features, d_k. How do large scores change the softmax?",
     ),
     "scale-by-width": Mistake(
         "The scores are scaled with the full embedding width instead of the width of one head.",
@@ -24,7 +24,7 @@ MISTAKES = {
     ),
     "scale-not-sqrt": Mistake(
         "The scores are divided by the width instead of its square root.",
-        "How does the standard deviation of a dot product grow with the vector length d: like d, or more slowly?",
+        "How does the standard deviation of a dot product grow with the number of features d: like d, or more slowly?",
     ),
     "softmax-over-queries": Mistake(
         "The softmax runs over the queries instead of the keys.",
@@ -62,7 +62,7 @@ MISTAKES = {
         "state this in the docstring.",
     ),
     "mask-transposed": Mistake(
-        "The mask is transposed: a causal mask blocks earlier tokens instead of later ones.",
+        "The mask is transposed: it blocks earlier tokens. A causal mask must block later tokens.",
         "Rows are queries, columns are keys. Which tokens may the first token attend to, and which the last one?",
     ),
     "mask-after-softmax": Mistake(
@@ -124,12 +124,14 @@ MISTAKES = {
         "Compare your exponent with the paper.",
     ),
     "unknown": Mistake(
-        "At least one check fails, but the mistake is not one of the known mistakes.",
+        "At least one check fails, and no combination of one or two known mistakes explains it.",
         "Compute a small example by hand, step by step, and compare it with your code.",
     ),
 }
 
 
+IGNORED_MASK_EVIDENCE = "The mask has no effect on the output."
+IGNORED_MASK_HINT = "Where does your code use the mask? Masked scores must be -inf before the softmax."
 NOTHING_RECOGNIZED = "No transformer part was recognised in it."
 RESULT_SIGNS = {True: "✓", False: "✗", None: "–"}
 
@@ -196,12 +198,14 @@ class CheckReport:
 
     def list_findings(self) -> list[str]:
         """Return the mistakes, the evidence for them and the hints."""
-        lines = [f"{name}: {MISTAKES[name].description}" for name in self.mistakes if not self.verdict]
-        lines += self.evidence
+        ignores_mask = IGNORED_MASK_EVIDENCE in self.evidence
+        named = [name for name in self.mistakes if not (self.verdict or (name == "unknown" and ignores_mask))]
+        lines = [f"{name}: {MISTAKES[name].description}" for name in named] + self.evidence
         if self.first_difference and not self.verdict:
             lines.append(f"First difference: {format_first_difference(self.first_difference)}")
         if self.example:
-            lines += ["Smallest failing example:", *("  " + line for line in self.example)]
+            shown = " (the mask has no effect)" if ignores_mask else ""
+            lines += [f"Smallest failing example{shown}:", *("  " + line for line in self.example)]
         lines += [f"Hint: {hint}" for hint in self.hints]
         lines += [f"Assumed: {line}" for line in self.assumptions]
         return lines + [f"Note: {line}" for line in self.notes]

@@ -27,7 +27,6 @@ from vitascope.coursework.checker.image_embedding import (
 from vitascope.coursework.checker.layers import ViTLayers, get_norm_weight_bias_eps, get_or_find_vit_layers
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
-    IMAGES_DEPENDENT,
     IMAGES_INDEPENDENT,
     CallConvention,
     Case,
@@ -206,7 +205,7 @@ class ViTChecker(PartChecker):
             {"images": self.make_float64_inputs(self.list_cases()[0])["images"][:1].to(self.dtype)},
         )
         is_independent = torch.allclose(single_result, user_result[:1], atol=1e-4)
-        return [*lines, format_observation(is_independent, IMAGES_INDEPENDENT, IMAGES_DEPENDENT)]
+        return [*lines, format_observation(is_independent, IMAGES_INDEPENDENT)]
 
 
 def _list_pooling_variants(vit_layers: ViTLayers) -> list[CorrectVariant]:

@@ -43,13 +43,13 @@ def open_npz_data_source(
     return DataSource(
         dataset_name or path.stem,
         names,
-        lambda split_name: _load_split(path, split_name, names),
+        lambda split_name: _load_split(path, split_name, names, has_class_names=bool(class_names)),
         splits,
         has_class_names=bool(class_names),
     )
 
 
-def _load_split(path: Path, split_name: SplitName, class_names: list[str]) -> MemoryDataset:
+def _load_split(path: Path, split_name: SplitName, class_names: list[str], *, has_class_names: bool) -> MemoryDataset:
     images_key, labels_key = ARRAY_NAMES[split_name]
     images, labels = _read_array(path, images_key), _read_array(path, labels_key).reshape(-1)
     if images.dtype != np.uint8:
@@ -63,8 +63,15 @@ def _load_split(path: Path, split_name: SplitName, class_names: list[str]) -> Me
         )
     if len(images) != len(labels) or not len(images):
         raise UserError(f"{path} has {len(images)} images and {len(labels)} labels in its {split_name} split.")
-    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= len(class_names):
-        raise UserError(f"{labels_key} in {path} must contain integers from 0 to {len(class_names) - 1}.")
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{labels_key} in {path} must contain integers, one per image; its type is {labels.dtype}.")
+    if labels.min() < 0 or labels.max() >= len(class_names):
+        wrong = labels.min() if labels.min() < 0 else labels.max()
+        origin = "" if has_class_names else ", the largest label in y_train"
+        raise UserError(
+            f"{labels_key} in {path} must contain integers from 0 to {len(class_names) - 1}{origin}; "
+            f"it contains {wrong}."
+        )
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     return MemoryDataset(pixels, torch.from_numpy(labels.astype(np.int64)), class_names)
 

@@ -35,6 +35,7 @@ from vitascope.errors import UserError, format_count
 
 SPLIT_FOLDER_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 MAX_GRAY_DIFFERENCE = 16  # of 255: channels of a gray image may differ by this much because of compression
+GRAYSCALE_MODES = ("1", "L", "LA", "I", "I;16", "F")  # Pillow's modes of images without colours
 EXIF_QUARTER_TURNS = (5, 6, 7, 8)  # orientations that exchange rows and columns
 NON_IMAGE_SUFFIXES = (".csv", ".db", ".ini", ".json", ".md", ".txt", ".xml", ".yaml", ".yml")
 
@@ -59,6 +60,10 @@ def open_image_folder(
         raise UserError(f"{folders['train']} needs {required}; it has {', '.join(classes) or 'none'}.")
     for split, folder in folders.items():
         _check_class_folders(folder, split, classes)
+    if num_channels not in (1, 3):
+        raise UserError(
+            f"model.in_chans={num_channels} is not possible for image files. Choose 1 (grayscale) or 3 (RGB)."
+        )
     reader = ImageFolderReader(folders, classes, ImageFormat(num_channels, *image_size), config)
     return DataSource(path.resolve().name, classes, reader.load_split, tuple(folders), reader.skipped_paths)
 
@@ -126,11 +131,25 @@ def read_image_size(path: Path) -> ImageSize:
     return (width, height) if is_rotated else (height, width)
 
 
+def image_file_is_grayscale(path: Path) -> bool:
+    """Return whether the file's format stores no colours."""
+    with Image.open(path) as file:
+        return file.mode in GRAYSCALE_MODES
+
+
 def image_file_has_colour(path: Path) -> bool:
     """Return whether the image has colours. A gray image may be stored in a colour file."""
     with Image.open(path) as file:
         pixels = np.asarray(convert_to_8bit_opaque(file).convert("RGB").resize((32, 32)), dtype=np.int16)
     return bool(np.ptp(pixels, axis=2).max() > MAX_GRAY_DIFFERENCE)
+
+
+def describe_unreadable_files(paths: list[str]) -> str:
+    """Say how many files could not be read, with up to three of them."""
+    start, examples = f"{format_count(len(paths), 'file')} could not be read as an image", ", ".join(paths[:3])
+    if len(paths) > 1:
+        start = start.replace("an image", "images")
+    return f"{start}{', for example' if len(paths) > 3 else ''}: {examples}"
 
 
 def _find_split_folder(path: Path, folder_names: tuple[str, ...]) -> Path | None:

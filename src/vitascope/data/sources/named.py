@@ -154,7 +154,7 @@ def _read_cifar_class_names_or_default(dataset_name: str, parent_folder: Path) -
 
 
 def _announce_and_download_dataset(dataset_name: str, data_folder: Path) -> None:
-    print(f"{dataset_name} is not in {data_folder}. Downloading it.", file=sys.stderr, flush=True)
+    print(f"{_describe_missing_dataset(dataset_name, data_folder)} Downloading it.", file=sys.stderr, flush=True)
     try:
         data_folder.mkdir(parents=True, exist_ok=True)
         PUBLISHED_DATASETS[dataset_name].load_with_torchvision(str(data_folder), download=True)
@@ -163,6 +163,14 @@ def _announce_and_download_dataset(dataset_name: str, data_folder: Path) -> None
             f"{dataset_name} could not be downloaded ({_get_last_line(error)}). "
             f"{_format_missing_message(dataset_name, data_folder)}"
         ) from error
+
+
+def _describe_missing_dataset(dataset_name: str, data_folder: Path) -> str:
+    """Say that the data set is missing. A folder of its name may have other files."""
+    folder = data_folder / dataset_name
+    if folder.is_dir() and any(folder.iterdir()):
+        return f"{folder} has no {dataset_name} files in a known form."
+    return f"{dataset_name} is not in {data_folder}."
 
 
 def _get_last_line(error: Exception) -> str:

@@ -84,7 +84,9 @@ def _draw_record_points(axis: Axes, record_points: dict[str, RecordPoint]) -> No
         level = level + 1 if seconds < 2 * previous_seconds else 0
         axis.plot(seconds, 100 * accuracy, "o", color="#222222", markersize=7)
         axis.annotate(
-            escape_mathtext(f"{name}, {num_views} view{'s' * (num_views > 1)}\n{100 * accuracy:.2f} %, {seconds:.1f} s"),
+            escape_mathtext(
+                f"{name}, {num_views} view{'s' * (num_views > 1)}\n{100 * accuracy:.2f} %, {seconds:.1f} s"
+            ),
             (seconds, 100 * accuracy),
             xytext=(-8, 5 + 28 * level),
             textcoords="offset points",

@@ -40,27 +40,27 @@ arms() {  # ARMS: their names, one a line; TUNED: seeds that are not recorded; V
   local -a names=()
   mapfile -t names <<<"${ARMS:?which arms of benchmarks/speedrun.py, one a line}"
   "$PYTHON" -m benchmarks.speedrun --recipe "${RECIPE:-cifar10-94}" ${DATA:+--data "$DATA"} --views ${VIEWS:-2} \
-    --arms "${names[@]}" --seeds ${TUNED:-101} --set ${MORE:-} --called "${CALLED:-as it is}" --compile "${COMPILE:-always}" \
+    --arms "${names[@]}" --seeds ${TUNED:-101} --set ${MORE:-} --called "${CALLED:-unchanged}" --compile "${COMPILE:-always}" \
     --out "$OUT/speedrun-${RECIPE:-cifar10-94}.json" --runs "$KEPT/tuned" ${COMMIT:+--commit "$COMMIT"} ${GO_ON:+--go-on "$GO_ON"}
 }
 
 parts() {  # every part of a fast recipe taken back, alone: all arms of one seed before the next, so a cut leaves pairs
-  ARMS="as it is
-timm's start
-patches as they are
-flips by chance
-no averaging
+  ARMS="unchanged
+timm's initialization
+no whitening
+random flips
+no EMA
 AdamW instead of Muon
 no QK-norm
 GELU
 class token
 stochastic depth 0.1
-zeros come in at the edge
+shift filled with zeros
 no colour changes
-CutMix for a quarter
+CutMix on 25 % of images
 no label smoothing
 batch of 1000
-all biases
+with all biases
 gradients clipped at 1" TUNED=${TUNED:-101 102 103} arms
 }
 

@@ -22,6 +22,12 @@ class TimePoint(NamedTuple):
     accuracy: float  # fraction
 
 
+class RecordPoint(NamedTuple):
+    seconds: float
+    accuracy: float  # fraction
+    num_views: int  # at test time
+
+
 class LabelFractionRow(TypedDict):
     """Stored keys of a record's row: arm, fraction of the labels, accuracy as a fraction."""
 
@@ -42,7 +48,7 @@ def draw_setting_effects(effects_by_panel: dict[str, list[SettingEffect]], capti
     return figure
 
 
-def draw_accuracy_over_time(tuning_curves: dict[str, list[TimePoint]], record_points: dict[str, TimePoint]) -> Figure:
+def draw_accuracy_over_time(tuning_curves: dict[str, list[TimePoint]], record_points: dict[str, RecordPoint]) -> Figure:
     """Draw accuracy over seconds: one line per tuning run, one dot per record."""
     figure, [axis] = create_figure(1, width=9.6, height=5.2)
     for colour, (name, line) in zip(choose_colours(len(tuning_curves)), tuning_curves.items(), strict=True):
@@ -66,19 +72,21 @@ def draw_accuracy_over_time(tuning_curves: dict[str, list[TimePoint]], record_po
         figure,
         "Lines: tuning runs on part of the training images, one seed each; accuracy on held-out images with one view; "
         "training seconds only. Dots: records on all training images, mean over seeds not used for tuning; accuracy on "
-        "test images, with two views for some records; seconds including evaluation.",
+        "test images, with the stated number of views; seconds including evaluation.",
     )
     return figure
 
 
-def _draw_record_points(axis: Axes, record_points: dict[str, TimePoint]) -> None:
+def _draw_record_points(axis: Axes, record_points: dict[str, RecordPoint]) -> None:
     """Draw one dot per record. Labels are at the upper left, above the label of a close dot."""
     previous_seconds, level = 0.0, 0
-    for name, (seconds, accuracy) in sorted(record_points.items(), key=lambda item: item[1]):
+    for name, (seconds, accuracy, num_views) in sorted(record_points.items(), key=lambda item: item[1]):
         level = level + 1 if seconds < 2 * previous_seconds else 0
         axis.plot(seconds, 100 * accuracy, "o", color="#222222", markersize=7)
         axis.annotate(
-            escape_mathtext(f"{name}\n{100 * accuracy:.2f} %, {seconds:.0f} s"),
+            escape_mathtext(
+                f"{name}, {num_views} view{'s' * (num_views > 1)}\n{100 * accuracy:.2f} %, {seconds:.1f} s"
+            ),
             (seconds, 100 * accuracy),
             xytext=(-8, 5 + 28 * level),
             textcoords="offset points",
@@ -120,8 +128,8 @@ def draw_accuracy_by_label_fraction(record_rows: list[LabelFractionRow]) -> Figu
     panel.grid(alpha=0.25)
     panel.legend(frameon=False)
     set_labels(panel, "Effect of pretraining without labels", "labels in %", "accuracy in %")
-    text = "Dots: seeds. Lines: their means. All arms are fine-tuned equally long."
+    text = "Dots: seeds. Lines: their means. All starts are fine-tuned for the same number of steps."
     if any("compute" in arm for arm in arms):
-        text += " Exception: “as much compute” has the compute of both stages of the most expensive arm."
+        text += " “As much compute”: trained for as many FLOPs as both stages of DINO."
     add_caption(figure, text)
     return figure

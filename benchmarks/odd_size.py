@@ -40,7 +40,7 @@ def measure_model(
             model.eval()(image)
     except Exception as error:  # shown as a user would see it
         return row | {"answer": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
-    row |= {"answer": "an answer", "gflops": round(counter.get_total_flops() / 1e9, 3)}
+    row |= {"answer": "a prediction", "gflops": round(counter.get_total_flops() / 1e9, 3)}
     return row | {"pixels_seen": round(compute_used_pixel_fraction(model, image), 5)}
 
 

@@ -38,8 +38,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "+ LSA": {"attention": "lsa"},
     "+ SPT + LSA": SPT_AND_LSA,
     "CCT tokenizer and pooling": CONV_TOKENIZER | {"mlp_ratio": 1.9},  # smaller MLPs compensate for the convolutions
-    "mimetic start": {"initialize": "mimetic"},
-    "mimetic start, sin-cos positions": {"initialize": "mimetic", "positions": "sincos2d"},
+    "mimetic initialization": {"initialize": "mimetic"},
+    "mimetic initialization, sin-cos positions": {"initialize": "mimetic", "positions": "sincos2d"},
     "plain, dropout 0.1": DROPOUT,
     "plain, attention dropout 0.1": {"attn_drop_rate": 0.1},
     "plain, stochastic depth 0.1": {"drop_path_rate": 0.1},

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.arms import train_and_measure
-from benchmarks.figures import SettingEffect, TimePoint, draw_accuracy_over_time, draw_setting_effects
+from benchmarks.figures import RecordPoint, SettingEffect, draw_accuracy_over_time, draw_setting_effects
 from benchmarks.records import GrowingRecord, add_run_options
 from vitascope.draw.style import save_figure
 from vitascope.errors import UserError, suggest_choice
@@ -28,34 +28,34 @@ from vitascope.records.ablation import (
 )
 from vitascope.records.record import read_record, read_results_file
 
-BASELINE = "as it is"
+BASELINE = "unchanged"
 EFFECTS_CAPTION = (
-    "Each row changes one part of the recipe, or of the bundle in brackets; the largest loss is first. Dots: mean over "
-    "seeds. Bars: 95 % confidence interval of the paired difference, from the noise of all rows, not corrected for the "
-    "number of comparisons; none with one seed. Grey: no significant difference. Held-out images."
+    "Each row changes one part of the recipe. The largest loss is first. Dots: mean over seeds. Bars: 95 % confidence "
+    "interval of the paired difference, from the noise of all rows, not corrected for the number of comparisons. Grey: "
+    "no significant difference. Accuracy on held-out images."
 )
 ARMS: dict[str, dict[str, Any]] = {
     BASELINE: {},
     "AdamW instead of Muon": {"train.optimizer": "adamw"},
-    "no averaging": {"train.ema": 0.0},
-    "averaging, final rate 5 %": {"train.final_lr": 0.05},
+    "no EMA": {"train.ema": 0.0},
+    "final rate 5 %": {"train.final_lr": 0.05},
     "final rate 0": {"train.final_lr": 0.0},
-    "warm-up of a tenth": {"train.warmup": 0.1},
+    "warm-up of 10 %": {"train.warmup": 0.1},
     "no clipping": {"train.clip_grad": 0.0},
     "gradients clipped at 1": {"train.clip_grad": 1.0},
-    "flips by turns": {"data.augment.flip_mode": "alternating"},
-    "flips by chance": {"data.augment.flip_mode": "random"},
+    "alternating flips": {"data.augment.flip_mode": "alternating"},
+    "random flips": {"data.augment.flip_mode": "random"},
     "whitened patches": {"train.whiten": True},
-    "patches as they are": {"train.whiten": False},
-    "timm's start": {"model.initialize": "timm"},
-    "local start": {"model.initialize": "conv_like"},
-    "mimetic start": {"model.initialize": "mimetic"},
-    "half of the patches at first": {"train.patch_share": 0.5},
-    "all patches always": {"train.patch_share": 1.0},
-    "half of the patches for two fifths": {"train.patch_share": 0.5, "train.patch_share_until": 0.4},
+    "no whitening": {"train.whiten": False},
+    "timm's initialization": {"model.initialize": "timm"},
+    "convolution-like initialization": {"model.initialize": "conv_like"},
+    "mimetic initialization": {"model.initialize": "mimetic"},
+    "half of the patches in the first epochs": {"train.patch_share": 0.5},
+    "all patches in every epoch": {"train.patch_share": 1.0},
+    "half of the patches for 40 % of the epochs": {"train.patch_share": 0.5, "train.patch_share_until": 0.4},
     "no biases": {"model.qkv_bias": False, "model.proj_bias": False},
     "biases of queries, keys, values only": {"model.proj_bias": False},
-    "all biases": {"model.proj_bias": True},
+    "with all biases": {"model.proj_bias": True},
     "batch of 1000": {"train.batch_size": 1000, "train.ema": 0.996},  # the average covers equally many images
     "batch of 500": {"train.batch_size": 500, "train.ema": 0.998},
     "batch of 250": {"train.batch_size": 250, "train.ema": 0.999},
@@ -65,10 +65,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "weight decay 0.02": {"train.weight_decay": 0.02},
     "no stochastic depth": {"model.drop_path_rate": 0.0},
     "stochastic depth 0.1": {"model.drop_path_rate": 0.1},
-    "CutMix for a quarter": {"data.augment.mix_prob": 0.25},
+    "CutMix on 25 % of images": {"data.augment.mix_prob": 0.25},
     "no colour changes": {"data.augment.brightness": 0, "data.augment.contrast": 0, "data.augment.saturation": 0},
-    "zeros come in at the edge": {"data.augment.shift_fill": "zero"},
-    "mirrored pixels come in at the edge": {"data.augment.shift_fill": "reflect"},
+    "shift filled with zeros": {"data.augment.shift_fill": "zero"},
+    "shift filled by reflection": {"data.augment.shift_fill": "reflect"},
     "shifted by 2": {"data.augment.shift": 2},
     "no label smoothing": {"train.label_smoothing": 0.0},
     "no QK-norm": {"model.qk_norm": False},
@@ -86,12 +86,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "warm-up of 3 %": {"train.warmup": 0.03},
     "momentum 0.9": {"train.momentum": 0.9},
     "momentum 0.85": {"train.momentum": 0.85},
-    "average over half as many steps": {"train.ema": 0.996},
-    "average over a quarter as many steps": {"train.ema": 0.992},
+    "EMA over half as many steps": {"train.ema": 0.996},
+    "EMA over a quarter as many steps": {"train.ema": 0.992},
     "batch of 396": {"train.batch_size": 396},
     "half the label smoothing": {"train.label_smoothing": 0.05},
     "weight decay 0.1": {"train.weight_decay": 0.1},
-    "warm-up of a fifth": {"train.warmup": 0.2},
+    "warm-up of 20 %": {"train.warmup": 0.2},
     "batch of 528": {"train.batch_size": 528},  # 64 × 528 rows are whole waves of tiles for 132 processors
 }
 
@@ -147,7 +147,9 @@ def draw_speed_records(record_paths: list[Path], figure_path: Path) -> None:
     rows = [row for path, said in found.items() if "rows" in said for row in _get_checked_rows(path, said)]
     lines = {arm.name: arm.rows[0]["curve"] for arm in compare_arms_with_baselines(rows)}
     published = [read_record(path) for path, said in found.items() if "rows" not in said]
-    dots = {record.name: TimePoint(mean(record.seconds), record.mean_test_accuracy) for record in published}
+    dots = {
+        record.name: RecordPoint(mean(record.seconds), record.mean_test_accuracy, record.views) for record in published
+    }
     save_figure(draw_accuracy_over_time(lines, dots), figure_path)
 
 

@@ -46,7 +46,7 @@ class AdaptSettings(TypedDict, total=False):
 
 def adapt(
     weights: Annotated[str, typer.Argument(metavar="WEIGHTS", help="timm:NAME, hf:REPO, a file, a folder or a run.")],
-    words: Annotated[
+    overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]…",
@@ -69,7 +69,7 @@ def adapt(
     from vitascope.weights.adaptation_report import plan_adaptation
     from vitascope.weights.pretrained import read_pretrained_model
 
-    settings = _parse_adapt_settings(words or [])
+    settings = _parse_adapt_settings(overrides or [])
     num_heads, img_size = settings.pop("num_heads", None), settings.get("img_size")
     pretrained = read_pretrained_model(resolve_local_model_ref(weights), num_heads=num_heads, img_size=img_size)
     report = plan_adaptation(pretrained, **settings)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, format_percent, open_model_and_print_notes
+from vitascope.cli.console import create_console, create_table, format_percent, open_model_and_print_notes_to_stderr
 
 if TYPE_CHECKING:
     from vitascope.evaluation.report import Evaluation
@@ -55,7 +55,7 @@ def evaluate(
     from vitascope.evaluation.figures import write_evaluation_json_and_figures
 
     reduction = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
-    model = open_model_and_print_notes(run, best=best, device="auto", **reduction)
+    model = open_model_and_print_notes_to_stderr(run, best=best, device="auto", **reduction)
     check_views_option_matches_training(model, views)
     hint = "" if quick else "; --quick is faster"
     with Console(stderr=True).status(f"Evaluating. On a CPU this can take minutes{hint} …"):
@@ -96,7 +96,7 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
         f"{kind}{name} {evaluation.accuracy:.2%}{epoch}{reduction} on {num_images:,} images{views} "
         f"(95 % confidence interval {low:.2%} to {high:.2%})"
     )
-    if note := _describe_training_precision(evaluation):
+    if note := _describe_accuracy_during_training_if_different(evaluation):
         print(note)
     before, after = evaluation.calibration, evaluation.temperature
     top = f"top-5 {evaluation.top5:.2%}, " if len(evaluation.classes) > 5 else ""
@@ -116,7 +116,7 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
         )
 
 
-def _describe_training_precision(evaluation: "Evaluation") -> str | None:
+def _describe_accuracy_during_training_if_different(evaluation: "Evaluation") -> str | None:
     """Name the validation accuracy during training if it was computed in another precision and differs."""
     run, data = evaluation.run, evaluation.eval_data
     is_same_measurement = (

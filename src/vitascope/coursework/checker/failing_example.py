@@ -107,7 +107,7 @@ def _list_failing_cases(runner: CachedRunner, mistake_free: Diagnosis, diagnosis
     by_size = sorted(runner.checker.list_cases(), key=lambda case: sum(case.sizes.values()))
     failing = [
         case
-        for case in [*runner.checker.list_tiny_cases(), *by_size]
+        for case in [*runner.checker.list_tiny_example_cases(), *by_size]
         if find_first_difference_in_case(runner, mistake_free, case)
     ]
     showing_all = [case for case in failing if diagnosis is not None and _shows_every_mistake(runner, diagnosis, case)]

@@ -172,7 +172,7 @@ def draw_positions(
 
 
 @draw.command("mask")
-def draw_mask(
+def draw_causal_mask(
     tokens: Annotated[int, typer.Option(help="Number of tokens.", min=1, max=1000)] = 5,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("mask.png"),
 ) -> None:

@@ -200,7 +200,7 @@ def print_exercises() -> None:
 
 
 @exercises.command("start")
-def start_exercise(
+def write_exercise_skeleton(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of an exercise. See: vitascope exercise list.")],
     out: Annotated[
         Path | None, typer.Option(help="File to write. Default: the exercise's name, e.g. sheet_e.py.")

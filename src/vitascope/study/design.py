@@ -182,8 +182,7 @@ def parse_and_check_design(
     allow_no_variation: bool = False,
     eval_split: EvalSplit = "val",
 ) -> Design:
-    """Read settings. Those with several values (a,b,c) or a range (low..high) are varied.
-    `allow_no_variation` accepts a study without varied settings."""
+    """Read settings; those with several values (a,b,c) or a range (low..high) are varied, by default at least one."""
     if num_seeds < 1:
         raise UserError(f"--seeds {num_seeds} must be at least 1.")
     if num_search_trials < 0:

@@ -88,9 +88,7 @@ class SheetExperiments:
         for outcome in run_trials(queue, folder, max_runs_per_batch=self.max_batched_runs):
             finished_runs.append_unrecorded_finished_runs(queue, folder)
             print_trial_outcome(outcome, self.console)
-        finished_runs.append_unrecorded_finished_runs(
-            queue, folder
-        )  # also runs that finished just before an interruption
+        finished_runs.append_unrecorded_finished_runs(queue, folder)  # also those just before an interruption
         results = collect_results(design, queue.trials)
         self._check_study_is_complete(study_name, results)
         self.machine_names.extend(name for name in results.machine_names if name not in self.machine_names)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.training.tiny import TINY, shared_run
-from vitascope.cli.runs import _format_summary_cells
+from vitascope.cli.runs import _format_cells_by_column
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.run.directory import open_run_or_newest
 from vitascope.run.listing import RunSummary
@@ -130,7 +130,7 @@ def test_runs_are_listed_compared_and_deleted(vitascope, trained) -> None:
     again = vitascope("evaluate", listed[0]["run"], "--quick").out
     assert "Evaluation 2 of this run" in again and "later test results are too optimistic" in again
     assert "record uses the first one with the last epoch's weights and the same --views" in again
-    probe = _format_summary_cells(RunSummary(**listed[0] | {"uses_linear_probe": True}))
+    probe = _format_cells_by_column(RunSummary(**listed[0] | {"uses_linear_probe": True}))
     assert probe["validation accuracy"].endswith("% (probe)") and probe["test accuracy"].endswith("% (probe)")
     for command in (("evaluate", listed[0]["run"]), ("predict", listed[0]["run"], "photos")):
         assert "--views 6 adds the mirror image" in vitascope(*command, "--views", "6").err

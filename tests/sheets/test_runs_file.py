@@ -31,6 +31,6 @@ def test_every_recorded_run_is_found(recipe) -> None:
     assert len(lines) > 20
     for line in lines:
         made = parse_and_check_design(
-            recipe, [*get_overrides(line), "train.device=auto"], 5, eval_split=line["judge"], allow_single=True
+            recipe, [*get_overrides(line), "train.device=auto"], 5, eval_split=line["judge"], allow_no_variation=True
         )
         assert hash_run_settings(made, {}, line["seed"]) == line["key"], line["run"]

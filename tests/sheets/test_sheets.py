@@ -88,14 +88,14 @@ def test_sheet_d_measures_what_the_sheet_claims(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("vitascope.model.attention_cost.TOKEN_COUNTS", (64, 128, 256))
     report = make_report("D", tmp_path)
     experiments = SheetExperiments(tmp_path / "D-quick", 1, True, QUIET, "cpu")
-    fits = d._add_cost_and_return_exponents(experiments, report)
+    fits = d._add_attention_cost_and_return_exponents(experiments, report)
     cost = report.measurements["cost"]
     assert [one["tokens"] for one in cost["costs"]] == [64, 64, 128, 128, 256, 256]
     assert set(cost["parts"]) == {
         "the four projections", "maps and gathering written out", "maps and gathering fused",
     }  # fmt: skip
     monkeypatch.setattr(d, "_measure_attention_cost", None)  # once is enough
-    assert d._add_cost_and_return_exponents(experiments, make_report("D", tmp_path / "again")) == fits
+    assert d._add_attention_cost_and_return_exponents(experiments, make_report("D", tmp_path / "again")) == fits
     d._add_small_image_section(report)
     text = get_report_text(report)
     assert set(fits) == {"written out", "fused"} and "uses 32.7% of the pixels" in text
@@ -217,8 +217,8 @@ def test_a_value_reached_only_at_the_end_is_not_called_converged() -> None:
 
 def test_every_experiment_of_a_sheet_has_a_number_and_a_title(tmp_path) -> None:
     experiments = SheetExperiments(tmp_path, 1, True, QUIET, study_titles=d.EXPERIMENTS)
-    assert experiments.format_title("patch") == "Experiment 2 of 11: patch size"
-    assert experiments.format_title("few-drop_path_rate") == (
+    assert experiments.format_study_title("patch") == "Experiment 2 of 11: patch size"
+    assert experiments.format_study_title("few-drop_path_rate") == (
         "Experiment 10 of 11: a thousand images, without and with stochastic depth 0.1"
     )
 
@@ -325,7 +325,7 @@ def test_the_key_of_a_run_does_not_depend_on_the_path_of_its_weights(tmp_path) -
 
     def key(place):
         return hash_run_settings(
-            parse_and_check_design("digits", [f"weights={tmp_path / place}"], 1, allow_single=True), {}, 1
+            parse_and_check_design("digits", [f"weights={tmp_path / place}"], 1, allow_no_variation=True), {}, 1
         )
 
     assert key("here/weights.safetensors") == key("there/weights.safetensors") != key("other.safetensors")

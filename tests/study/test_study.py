@@ -372,7 +372,7 @@ def measured(queue, trial, folder):
     trial.set_attribute("results", {str(trial.seeds[0]): {"accuracy": 0.5}})
     return 0.5
 
-workers._train_trial_and_store_results = measured
+workers._train_seeds_store_results_and_get_mean_accuracy = measured
 design = parse_and_check_design("digits", ["model.embed_dim=16,32", "model.depth=1,2"], 6)
 queue = TrialQueue(design, sys.argv[1], "shared")
 wait_for_both("started")
@@ -474,13 +474,13 @@ def test_differences_are_taken_seed_by_seed() -> None:
     """By hand: the seeds differ by 10 points, the cells by 1 with each seed: paired, that is no noise at all."""
     found = fake({"1": [0.50, 0.60, 0.70], "2": [0.51, 0.61, 0.712]})
     assert found.best_combination.settings == {"model.depth": "2"}
-    other = found.compute_corrected_difference_to_best(found.combinations[0])
+    other = found.compute_corrected_difference_from_best(found.combinations[0])
     assert other.mean_difference == pytest.approx(-0.010667, abs=1e-5) and other.verdict == "worse"
     assert other.ci_half_width == pytest.approx(4.302653 * 0.0011547 / 3**0.5, rel=1e-3)
     assert found.combinations[0].ci_half_width > 0.2  # while each mean alone is unsure
     unsure = fake({"1": [0.50, 0.62, 0.69], "2": [0.51, 0.61, 0.71]})
     assert (
-        unsure.compute_corrected_difference_to_best(unsure.combinations[0]).verdict == "no significant difference"
+        unsure.compute_corrected_difference_from_best(unsure.combinations[0]).verdict == "no significant difference"
         and "The other combination does not differ significantly" in unsure.conclusion
     )
     assert (
@@ -544,11 +544,11 @@ def test_a_combination_with_fewer_seeds_is_not_the_best_and_no_spread_is_not_tes
     found = collect_results(design, trials)
     assert (
         found.best_combination.settings == {"model.depth": "2"}
-        and found.not_worse_combinations
+        and found.combinations_tied_with_best
         and "The other combination does not differ significantly" in found.conclusion
     )
     even = fake({"1": [0.5, 0.6], "2": [0.51, 0.61]})  # exactly a point apart with both seeds
-    assert even.compute_corrected_difference_to_best(even.combinations[0]).verdict == "not testable"
+    assert even.compute_corrected_difference_from_best(even.combinations[0]).verdict == "not testable"
     assert build_results_table(even)[1][0][3] == "-1.00, -1.00" and any(
         line.startswith("Not testable") for line in format_notes(even)
     )
@@ -557,7 +557,7 @@ def test_a_combination_with_fewer_seeds_is_not_the_best_and_no_spread_is_not_tes
     assert build_results_table(three)[1][0][3] == "-1.00 in every seed"
     assert not any("Not testable" in line for line in format_notes(fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})))
     image = fake({"1": [61 / 90, 59 / 90], "2": [60 / 90, 58 / 90]})  # an image apart: equal but for rounding
-    other = image.compute_corrected_difference_to_best(image.combinations[1])
+    other = image.compute_corrected_difference_from_best(image.combinations[1])
     assert other.ci_half_width > 0 and other.verdict == "not testable"
     assert "No other combination has finished" in collect_results(design, trials[1:]).conclusion
 
@@ -579,7 +579,7 @@ def test_equal_combinations_are_rarely_called_worse() -> None:
         found = fake({str(cell): (0.9 + 0.02 * rng.normal(size=5)).tolist() for cell in range(1, 7)})
         called += any(
             other is not None and other.verdict == "worse"
-            for other in map(found.compute_corrected_difference_to_best, found.combinations)
+            for other in map(found.compute_corrected_difference_from_best, found.combinations)
         )
     assert 0.01 < called / 1000 < 0.05
 
@@ -635,11 +635,11 @@ def test_the_report_names_runs_that_shared_their_machine(tmp_path) -> None:
         parse_and_check_design("digits", ["model.depth=1,2"], 1), make_sqlite_storage_url(tmp_path), "study"
     )
     mine, other = queue.take_next_trial(), queue.take_next_trial()
-    assert queue.count_other_workers() == 0
+    assert queue.count_other_workers_on_this_machine() == 0
     other.set_attribute("worker", [socket.gethostname(), os.getppid()])
-    assert queue.count_other_workers() == 1
+    assert queue.count_other_workers_on_this_machine() == 1
     other.set_attribute("worker", ["elsewhere", os.getppid()])
-    assert queue.count_other_workers() == 0 and mine is not None
+    assert queue.count_other_workers_on_this_machine() == 0 and mine is not None
     trials = [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"]
     trials[0].user_attrs["results"]["1"]["beside"] = 1
     assert "1 of 2 runs shared their machine with other runs" in collect_results(depths("1,2", 1), trials).timing_note

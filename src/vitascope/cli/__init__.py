@@ -2,9 +2,12 @@
 
 import io
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitascope.errors import UserError
+
+if TYPE_CHECKING:
+    from vitascope.cli.console import ExitCode
 
 RENAMED_OPTIONS = {
     "--together": "--batch-runs",
@@ -44,7 +47,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def _run_command_converting_usage_errors(command: Any, arguments: list[str]) -> int:
+def _run_command_converting_usage_errors(command: Any, arguments: list[str]) -> "ExitCode":
     """Run the command and return the exit code. A wrong argument, option or command name raises a `UserError`."""
     try:
         exit_code = command(arguments, prog_name="vitascope", standalone_mode=False)

@@ -49,7 +49,7 @@ class AdaptSettings(TypedDict, total=False):
 
 def adapt(
     weights: Annotated[str, typer.Argument(metavar="WEIGHTS", help="timm:NAME, hf:REPO, a file, a folder or a run.")],
-    words: Annotated[
+    overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]…",
@@ -72,7 +72,7 @@ def adapt(
     from vitascope.weights.adaptation_report import make_planned_or_refused_report
     from vitascope.weights.pretrained import read_pretrained_model
 
-    settings = _parse_adapt_settings(words or [])
+    settings = _parse_adapt_settings(overrides or [])
     num_heads, img_size = settings.pop("num_heads", None), settings.get("img_size")
     pretrained = read_pretrained_model(resolve_local_model_ref(weights), num_heads=num_heads, img_size=img_size)
     report = make_planned_or_refused_report(

@@ -13,7 +13,7 @@ from vitascope.cli.console import (
     create_console,
     create_table,
     format_bytes,
-    open_model_and_print_notes,
+    open_model_and_print_notes_to_stderr,
     reject_settings_without_effect,
 )
 from vitascope.errors import UserError, suggest_choice
@@ -35,7 +35,7 @@ TABLE_NOTES = (
 
 
 def show_anatomy(
-    words: Annotated[
+    recipe_and_settings: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE] [KEY=VALUE]…",
@@ -55,7 +55,7 @@ def show_anatomy(
 
     Example: vitascope anatomy cifar10 model.depth=4
     """
-    recipe, settings = split_optional_recipe_args(words or [])
+    recipe, settings = split_optional_recipe_args(recipe_and_settings or [])
     config = read_model_config_of_recipe_run_or_weights(recipe, settings)
     with_section = [setting for setting in settings if "." in setting.partition("=")[0]]
     reject_settings_without_effect(
@@ -68,9 +68,9 @@ def show_anatomy(
         title = f"From {'image' if tokens is None else 'tokens'} to logits: {recipe or 'ViT-Base'}{changed}"
         print_stage_table(stages, config, title, all_blocks=all_blocks)
     if measure:
-        from vitascope.cli.figures import measure_and_draw_attention_cost
+        from vitascope.cli.figures import measure_attention_cost_and_save_figure
 
-        report["measured"] = measure_and_draw_attention_cost(config, out, quiet=as_json)
+        report["measured"] = measure_attention_cost_and_save_figure(config, out, quiet=as_json)
     if as_json:
         print(json.dumps(report, indent=1))
 
@@ -82,7 +82,7 @@ def read_model_config_of_recipe_run_or_weights(model_ref: str | None, overrides:
     if not (model_ref.startswith(("timm:", "hf:")) or Path(model_ref).exists()):
         return read_model_config(model_ref, overrides)  # raises an error that lists the recipes
 
-    config = open_model_and_print_notes(model_ref).config
+    config = open_model_and_print_notes_to_stderr(model_ref).config
     settings = [
         f"{item.name}={format_value_for_command_line(getattr(config, item.name))}" for item in fields(ModelConfig)
     ]
@@ -102,9 +102,9 @@ def print_stage_table(stages: list[Stage], config: ModelConfig, title: str, *, a
         if block is None or block == 0 or all_blocks:
             rows += [_format_stage_row(stage) for stage in group]
         elif block == config.depth - 1:
-            rows.append(_format_other_blocks_row(stages, config.depth))
+            rows.append(_format_row_for_blocks_after_first(stages, config.depth))
     columns = ["stage", "axes", "shape", "parameters", "FLOPs", "activations"]
-    rows.append(["total", "", "", *_format_total_costs(stages)])
+    rows.append(["total", "", "", *_format_total_parameters_flops_bytes(stages)])
     screen = create_console()
     if screen.width < 112:  # print the axes below the names so that numbers are not wrapped
         columns = ["stage", *columns[2:]]
@@ -127,18 +127,18 @@ def _format_stage_row(stage: Stage) -> list[str]:
     return [stage.name, " × ".join(stage.axes), shape, *costs, format_bytes(stage.bytes)]
 
 
-def _format_other_blocks_row(stages: list[Stage], depth: int) -> list[str]:
+def _format_row_for_blocks_after_first(stages: list[Stage], depth: int) -> list[str]:
     other_blocks = [stage for stage in stages if _get_block_index(stage)]
     name = "blocks.1" if depth == 2 else f"blocks.1 … blocks.{depth - 1}"
     return [
         name,
         "same as blocks.0",
         f"{depth - 1} blocks" if depth > 2 else "1 block",
-        *_format_total_costs(other_blocks),
+        *_format_total_parameters_flops_bytes(other_blocks),
     ]
 
 
-def _format_total_costs(stages: list[Stage]) -> list[str]:
+def _format_total_parameters_flops_bytes(stages: list[Stage]) -> list[str]:
     parameters, flops = sum(stage.parameters for stage in stages), sum(stage.flops for stage in stages)
     return [
         f"{parameters:,}",
@@ -160,14 +160,14 @@ def draw_positions(
     ),
 ) -> None:
     """Draw a position embedding as a heat map: positions along x, features along y (sheet D)."""
-    from vitascope.cli.figures import draw_and_save_grid_positions, draw_and_save_sinusoidal_tables
+    from vitascope.cli.figures import draw_and_save_grid_positions, draw_and_save_sinusoidal_table_or_sheet_d_tables
 
     if kind == "sinusoidal" and grid is not None:
         raise UserError("--grid is only for --kind sincos2d and --kind rotary.")
     if kind in ("sincos2d", "rotary") and length is not None:
         raise UserError(f"--length is only for --kind sinusoidal. For {kind}, set --grid.")
     if kind == "sinusoidal":
-        print(f"Figure: {draw_and_save_sinusoidal_tables(length, width, out)}")
+        print(f"Figure: {draw_and_save_sinusoidal_table_or_sheet_d_tables(length, width, out)}")
     elif kind in ("sincos2d", "rotary"):
         position_type = cast(Literal["sincos2d", "rotary"], kind)
         print(f"Figure: {draw_and_save_grid_positions(position_type, _parse_grid(grid or '8x8'), width or 64, out)}")
@@ -176,7 +176,7 @@ def draw_positions(
 
 
 @draw.command("mask")
-def draw_mask(
+def draw_causal_mask(
     tokens: Annotated[int, typer.Option(help="Number of tokens.", min=1, max=1000)] = 5,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("mask.png"),
 ) -> None:
@@ -190,7 +190,7 @@ def draw_mask(
 
 @draw.command("story")
 def draw_forward_pass(
-    words: Annotated[
+    recipe_and_settings: Annotated[
         list[str] | None,
         typer.Argument(metavar="[RECIPE] [KEY=VALUE]…", help="A recipe and model settings. Default: digits."),
     ] = None,
@@ -204,7 +204,7 @@ def draw_forward_pass(
     if run is not None:
         print(f"Figure: {draw_and_save_trained_forward_pass(run, out)}")
         return
-    recipe, settings = split_optional_recipe_args(words or [])
+    recipe, settings = split_optional_recipe_args(recipe_and_settings or [])
     with_section = [setting for setting in settings if "." in setting.partition("=")[0]]
     config = read_model_config(recipe or "digits", settings)
     reject_settings_without_effect(with_section, ("model.",), "on this figure. Use settings of the model")
@@ -231,7 +231,7 @@ def draw_shifted_images(
 
 
 @draw.command("fewer")
-def draw_fewer_tokens(
+def draw_merged_and_dropped_patches(
     model: Annotated[str, typer.Argument(metavar="RUN", help="A run or pretrained weights.")],
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
     tokens: Annotated[int, typer.Option(help="Number of tokens to remove in each block.", min=1)] = 8,

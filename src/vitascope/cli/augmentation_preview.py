@@ -21,7 +21,7 @@ def draw_and_save_augmentation_preview(
     data_name: str, overrides: list[str], data_root: str | None, seed: int, figure_path: Path
 ) -> Path:
     """Draw each image in a row with eight augmented versions, or as the objective needs them."""
-    base_recipe = _find_self_supervised_recipe(data_name, overrides)
+    base_recipe = _find_self_supervised_recipe_name(data_name, overrides)
     recipe = read_recipe(base_recipe, overrides)
     objective = load_objective(recipe.train.objective)
     is_folder = data_name not in ("digits", *PUBLISHED_DATASETS) and not data_name.endswith(".npz")
@@ -74,7 +74,7 @@ def describe_augmentation(
     return " ".join([text, *used, *(["The labels are mixed in the same proportion."] if used else [])])
 
 
-def _find_self_supervised_recipe(data_name: str, overrides: list[str]) -> str | None:
+def _find_self_supervised_recipe_name(data_name: str, overrides: list[str]) -> str | None:
     """Return the shipped self-supervised recipe for this data if `train.objective` names one: it has the crop sizes."""
     objectives = [text.partition("=")[2] for text in overrides if text.startswith("train.objective=")]
     names = [f"{data_name}-{objective}" for objective in objectives]

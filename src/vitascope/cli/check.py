@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
-from vitascope.cli.console import create_console, create_table
+from vitascope.cli.console import ExitCode, create_console, create_table
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,17 +57,17 @@ def check(
     if seconds <= 0 or memory <= 0:
         raise UserError("--seconds and --memory must be greater than 0.")
     if part is not None:
-        _require_part(part)
+        _check_part_exists(part)
     limits = CheckLimits(part=part, time_limit_seconds=seconds, memory_limit_gib=memory)
     exit_code = (
-        _check_folder_and_print(folder, limits, as_json)
+        _check_folder_and_print_reports(folder, limits, as_json)
         if folder is not None
-        else _check_file_and_print(file or "", limits, as_json)
+        else _check_file_and_print_reports(file or "", limits, as_json)
     )
     raise typer.Exit(exit_code)
 
 
-def _require_part(part: str) -> None:
+def _check_part_exists(part: str) -> None:
     """Raise a UserError if there is no such part."""
     from vitascope.coursework.checker.check import PARTS
     from vitascope.errors import suggest_choice
@@ -76,7 +76,7 @@ def _require_part(part: str) -> None:
         raise UserError(f"There is no part {part}. {suggest_choice(part, PARTS)}")
 
 
-def _check_file_and_print(file_and_name: str, limits: CheckLimits, as_json: bool) -> int:
+def _check_file_and_print_reports(file_and_name: str, limits: CheckLimits, as_json: bool) -> ExitCode:
     from vitascope.coursework.checker.sandbox import check_file_in_sandbox
 
     path, _, name = file_and_name.rpartition(":") if ".py:" in file_and_name else (file_and_name, "", "")
@@ -92,7 +92,9 @@ def _check_file_and_print(file_and_name: str, limits: CheckLimits, as_json: bool
     for report in reports.part_reports:
         print(f"{report}\n")
     advice = (
-        _format_check_command(path, reports.unrecognized_names, limits["part"]) if reports.unrecognized_names else ""
+        _format_advice_to_check_unrecognized(path, reports.unrecognized_names, limits["part"])
+        if reports.unrecognized_names
+        else ""
     )
     if advice and not reports.is_empty:
         print(f"Not recognised: {', '.join(reports.unrecognized_names)}.{advice}")
@@ -106,7 +108,7 @@ def _check_file_and_print(file_and_name: str, limits: CheckLimits, as_json: bool
     return reports.exit_code
 
 
-def _format_check_command(path: str, unrecognized_names: list[str], part: str | None) -> str:
+def _format_advice_to_check_unrecognized(path: str, unrecognized_names: list[str], part: str | None) -> str:
     """Return a sentence with the command that checks a function whose part was not recognised."""
     from vitascope.coursework.checker.check import PARTS
 
@@ -115,7 +117,7 @@ def _format_check_command(path: str, unrecognized_names: list[str], part: str | 
     return f" To check {target}, run: vitascope check {path}:{unrecognized_names[0]} --part {part or PARTS[0]}{others}"
 
 
-def _check_folder_and_print(folder: Path, limits: CheckLimits, as_json: bool) -> int:
+def _check_folder_and_print_reports(folder: Path, limits: CheckLimits, as_json: bool) -> ExitCode:
     from vitascope.coursework.checker.sandbox import check_file_in_sandbox
 
     if not folder.is_dir():
@@ -161,7 +163,9 @@ def _print_results_and_sheet_e_points(reports_by_path: "dict[Path, FileReport]",
     for path, reports in reports_by_path.items():
         name = str(path.relative_to(folder))
         tasks = grade_sheet_e_code(reports.part_reports)
-        points = _format_points(tasks, {report.part for report in reports.part_reports}) if path in graded else "–"
+        points = (
+            _format_sheet_e_points(tasks, {report.part for report in reports.part_reports}) if path in graded else "–"
+        )
         lines = [
             [report.name, report.part, "correct" if report.passed else report.verdict or ", ".join(report.mistakes)]
             for report in reports.part_reports
@@ -176,15 +180,15 @@ def _print_results_and_sheet_e_points(reports_by_path: "dict[Path, FileReport]",
         print(UNCHECKED_POINTS_NOTE)
 
 
-def _format_points(tasks: "list[TaskPoints]", parts: set[str]) -> str:
+def _format_sheet_e_points(tasks: "list[TaskPoints]", parts_in_file: set[str]) -> str:
     """Return the points given, of those possible for the parts in the file, and of the whole sheet."""
-    given, possible = (sum(task.given for task in tasks), sum(task.of for task in tasks if task.part in parts))
+    given, possible = (sum(task.given for task in tasks), sum(task.of for task in tasks if task.part in parts_in_file))
     total = sum(task.of for task in tasks)
     return f"{given} of {possible}" + (f" (sheet E: {total})" if possible < total else "")
 
 
 @exercises.command("list")
-def list_exercises() -> None:
+def print_exercises() -> None:
     """List the exercises."""
     from vitascope.coursework.exercises import EXERCISES, UNCHECKED_POINTS_NOTE
 
@@ -196,7 +200,7 @@ def list_exercises() -> None:
 
 
 @exercises.command("start")
-def start_exercise(
+def write_exercise_skeleton(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of an exercise. See: vitascope exercise list.")],
     out: Annotated[
         Path | None, typer.Option(help="File to write. Default: the exercise's name, e.g. sheet_e.py.")

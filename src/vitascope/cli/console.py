@@ -14,6 +14,8 @@ from vitascope.errors import UserError
 if TYPE_CHECKING:
     from vitascope.inference.classifier import Classifier
 
+ExitCode = int
+
 
 def create_console() -> Console:
     """Return a console: coloured and wrapped in a terminal, plain and unwrapped otherwise."""
@@ -88,11 +90,11 @@ def _format_with_unit(value: float, unit_step: int, units: list[str]) -> str:
     return f"{value:.0f}{units[index]}" if index == 0 else f"{value:.2f}{units[index]}"
 
 
-def open_model_and_print_notes(model_ref: str | PathLike[str], **options: Any) -> "Classifier":
-    """Open a model and print its notes."""
+def open_model_and_print_notes_to_stderr(model_ref: str | PathLike[str], **open_model_options: Any) -> "Classifier":
+    """Open a model and print its notes to stderr."""
     from vitascope.inference.open_model import open_model
 
-    model = open_model(model_ref, **options)
+    model = open_model(model_ref, **open_model_options)
     print_notes_to_stderr(model.notes)
     return model
 
@@ -110,7 +112,7 @@ def print_notes_to_stderr(notes: Iterable[str]) -> None:
 
 
 def reject_settings_without_effect(overrides: Iterable[str], used_prefixes: tuple[str, ...], error_ending: str) -> None:
-    """Raise a UserError for a setting whose name has none of the prefixes; `no_effect_on` ends the sentence."""
+    """Raise a UserError for a setting whose name has none of the prefixes; `error_ending` ends the sentence."""
     for override in overrides:
         name = override.partition("=")[0]
         if not name.startswith(used_prefixes):

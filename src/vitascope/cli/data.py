@@ -16,7 +16,7 @@ DataRoot = Annotated[
 
 
 @app.command("list")
-def list_data_sets(root: DataRoot = None) -> None:
+def print_data_sets(root: DataRoot = None) -> None:
     """List the named data sets and show which are on this machine."""
     from vitascope.data.data_root import resolve_data_root
     from vitascope.data.sources.named import PUBLISHED_DATASETS, open_published_dataset_if_found
@@ -31,8 +31,8 @@ def list_data_sets(root: DataRoot = None) -> None:
     print("x_train, y_train, x_test and y_test.")
 
 
-@app.command()
-def describe(
+@app.command("describe")
+def print_data_summary(
     name: DataName,
     root: DataRoot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
@@ -44,8 +44,8 @@ def describe(
     print(json.dumps(summary.as_dict(), indent=1) if as_json else summary.format_text())
 
 
-@app.command()
-def preview(
+@app.command("preview")
+def save_preview_figure(
     name: DataName,
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Settings, such as data.augment.flip=0.")

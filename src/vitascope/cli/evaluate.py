@@ -13,7 +13,7 @@ from vitascope.cli.console import (
     create_table,
     describe_run_or_model,
     format_percent,
-    open_model_and_print_notes,
+    open_model_and_print_notes_to_stderr,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def evaluate(
     from vitascope.evaluation.figures import write_evaluation_json_and_figures
 
     reduction = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
-    model = open_model_and_print_notes(run, best=best, device="auto", **reduction)
+    model = open_model_and_print_notes_to_stderr(run, best=best, device="auto", **reduction)
     check_views_option_matches_training(model, views)
     hint = "" if quick else "; --quick is faster"
     with Console(stderr=True).status(f"Evaluating. On a CPU this can take minutes{hint} …"):
@@ -104,7 +104,7 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
         f"{kind}{name} {evaluation.accuracy:.2%}{epoch}{reduction} on {num_images:,} images{views} "
         f"(95 % confidence interval {low:.2%} to {high:.2%})"
     )
-    if note := _describe_training_precision(evaluation):
+    if note := _describe_accuracy_during_training_if_different(evaluation):
         print(note)
     before, after = evaluation.calibration, evaluation.temperature
     top = f"top-5 {evaluation.top5:.2%}, " if len(evaluation.classes) > 5 else ""
@@ -128,7 +128,7 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
         )
 
 
-def _describe_training_precision(evaluation: "Evaluation") -> str | None:
+def _describe_accuracy_during_training_if_different(evaluation: "Evaluation") -> str | None:
     """Name the validation accuracy during training if it was computed in another precision and differs."""
     run, data = evaluation.run, evaluation.eval_data
     is_same_measurement = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, open_model_and_print_notes
+from vitascope.cli.console import create_console, create_table, open_model_and_print_notes_to_stderr
 from vitascope.cli.evaluate import BestOption, ModelRef, print_unreadable_files
 from vitascope.errors import UserError, format_count
 
@@ -60,21 +60,21 @@ def explain(
     from vitascope.explain.figures import ExplainRequest
     from vitascope.inference.prediction import read_image_files_and_folders
 
-    method_names, query_patch = _parse_methods(methods), _parse_query(query)
+    method_names, query_patch = _parse_methods_or_list_all(methods), _parse_query(query)
     # Explanations use all tokens.
-    subject = open_model_and_print_notes(run, best=best)
+    subject = open_model_and_print_notes_to_stderr(run, best=best)
     loaded = read_image_files_and_folders(images, subject.stored_shape)
     class_index = None if target is None else subject.find_class_index(target)
     block_numbers, head_numbers = _parse_integers(blocks, "--blocks"), _parse_integers(heads, "--heads")
     request = ExplainRequest(method_names, block_numbers, head_numbers, query_patch, class_index)
     with TemporaryDirectory() as temporary_folder:  # --json without --out writes no files
         folder = out or (Path(temporary_folder) if as_json else Path("explained"))
-        report = _write_explanations_with_status(subject, loaded, request, folder, analysis, split)
+        report = _write_explanations_showing_spinner(subject, loaded, request, folder, analysis, split)
     print_unreadable_files(loaded.unreadable_files)
     if as_json:
         print(json.dumps(report.as_dict()))
     else:
-        _print_faithfulness_and_files(report, len(loaded.images), folder)
+        _print_predictions_faithfulness_and_files(report, len(loaded.images), folder)
 
 
 def _parse_query(query: str | None) -> "PatchPosition | None":
@@ -86,29 +86,31 @@ def _parse_query(query: str | None) -> "PatchPosition | None":
     return PatchPosition(*position) if position else None
 
 
-def _parse_methods(method_list: str | None) -> list[str]:
+def _parse_methods_or_list_all(method_list: str | None) -> list[str]:
     from vitascope.explain.attribution import METHODS, find_method_key
 
     return [find_method_key(name) for name in method_list.split(",")] if method_list is not None else list(METHODS)
 
 
-def _write_explanations_with_status(
-    subject: "Classifier",
+def _write_explanations_showing_spinner(
+    classifier: "Classifier",
     images: "LoadedImages",
     request: "ExplainRequest",
     out_folder: Path,
-    analysis: bool,
-    split: str | None,
+    with_analysis: bool,
+    analysis_split: str | None,
 ) -> "ExplainReport":
     from vitascope.explain.write_explanations import write_explanations_and_statistics
 
     with Console(stderr=True).status(
         f"Explaining {format_count(len(images.images), 'image')}. Occlusion takes the longest …"
     ):
-        return write_explanations_and_statistics(subject, images, request, out_folder, analysis=analysis, split=split)
+        return write_explanations_and_statistics(
+            classifier, images, request, out_folder, analysis=with_analysis, split=analysis_split
+        )
 
 
-def _print_faithfulness_and_files(report: "ExplainReport", num_images: int, out_folder: Path) -> None:
+def _print_predictions_faithfulness_and_files(report: "ExplainReport", num_images: int, out_folder: Path) -> None:
     from vitascope.explain.attribution import DESCRIPTIONS, get_method_label
 
     rows = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, format_duration, open_model_and_print_notes
+from vitascope.cli.console import create_console, create_table, format_duration, open_model_and_print_notes_to_stderr
 from vitascope.cli.evaluate import ModelRef
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def export_onnx(
 
     Example: vitascope export onnx runs/digits --int8
     """
-    _export_and_print(run, "int8" if int8 else "onnx", out, as_json, with_attention_maps=maps, opset=opset)
+    _export_model_and_print_report(run, "int8" if int8 else "onnx", out, as_json, with_attention_maps=maps, opset=opset)
 
 
 @app.command("torch")
@@ -58,7 +58,7 @@ def export_torch(
     as_json: JsonOption = False,
 ) -> None:
     """Export to a .pt2 file (torch.export) for any batch size. The output is verified."""
-    _export_and_print(run, "torch", out, as_json)
+    _export_model_and_print_report(run, "torch", out, as_json)
 
 
 @app.command("folder")
@@ -72,7 +72,7 @@ def export_folder(
     """Export to a folder with config.json, model.safetensors and a model card. The folder is verified."""
     from vitascope.evaluation.model_card import format_usage_code
 
-    model = open_model_and_print_notes(run)
+    model = open_model_and_print_notes_to_stderr(run)
     folder = model.save_pretrained(out, library=target_library)
     print(f"Folder: {folder}\n\n{format_usage_code(target_library, str(folder), channels=model.config.in_chans)}")
 
@@ -87,11 +87,11 @@ def push_to_hub(
     private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
 ) -> None:
     """Upload the model to the Hugging Face hub. Log in first with: hf auth login."""
-    model = open_model_and_print_notes(run)
+    model = open_model_and_print_notes_to_stderr(run)
     print(f"Repository: {model.push_to_hub(repository, library=target_library, private=private)}")
 
 
-def _export_and_print(
+def _export_model_and_print_report(
     model_ref: str,
     export_format: str,
     out_path: Path | None,
@@ -102,7 +102,7 @@ def _export_and_print(
 ) -> None:
     from vitascope.export import export_run
 
-    model = open_model_and_print_notes(model_ref)
+    model = open_model_and_print_notes_to_stderr(model_ref)
     with Console(stderr=True).status("Exporting, verifying and timing …"):
         report = export_run(model, export_format, out_path, maps=with_attention_maps, opset=opset)
     if as_json:

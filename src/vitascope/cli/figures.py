@@ -49,7 +49,9 @@ from vitascope.run.directory import open_run_or_newest
 from vitascope.run.images import sample_val_or_train_images
 
 
-def draw_and_save_sinusoidal_tables(num_positions: int | None, num_features: int | None, figure_path: Path) -> Path:
+def draw_and_save_sinusoidal_table_or_sheet_d_tables(
+    num_positions: int | None, num_features: int | None, figure_path: Path
+) -> Path:
     """Draw one table of this size. Without a size, draw the two tables of sheet D, 100 × 16 and 1000 × 160."""
     has_size = num_positions is not None or num_features is not None
     sizes = [(num_positions or 100, num_features or 16)] if has_size else [(100, 16), (1000, 160)]
@@ -243,7 +245,7 @@ def _convert_to_numpy(image: Tensor) -> NDArray:
     return image.clamp(0, 1).permute(1, 2, 0).numpy()
 
 
-def measure_and_draw_attention_cost(config: ModelConfig, figure_path: Path, *, quiet: bool) -> dict[str, object]:
+def measure_attention_cost_and_save_figure(config: ModelConfig, figure_path: Path, *, quiet: bool) -> dict[str, object]:
     """Measure and draw the cost, print it unless `quiet`, and return the values for --json."""
     import torch
 
@@ -255,12 +257,12 @@ def measure_and_draw_attention_cost(config: ModelConfig, figure_path: Path, *, q
     figure = draw_attention_costs(costs, model_description)
     save_figure(figure, figure_path)
     if not quiet:
-        _print_cost_table(costs, fits, model_description)
+        _print_attention_cost_table(costs, fits, model_description)
         print(f"Figure: {figure_path}")
     return {"costs": [asdict(cost) for cost in costs], "exponents": fits, "device": device, "picture": str(figure_path)}
 
 
-def _print_cost_table(
+def _print_attention_cost_table(
     costs: list[AttentionCost], fitted_exponents: dict[str, dict[str, float]], model_description: str
 ) -> None:
     columns = ["tokens", *[f"{LABELS[name]}: {cost}" for name in IMPLEMENTATIONS for cost in ("time", "memory")]]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, cast
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, open_model_and_print_notes
+from vitascope.cli.console import create_console, create_table, open_model_and_print_notes_to_stderr
 from vitascope.cli.evaluate import (
     BestOption,
     ModelRef,
@@ -43,7 +43,7 @@ def predict(
     if as_json and as_csv:
         raise UserError("Choose one of --json and --csv.")
 
-    model = open_model_and_print_notes(run, device="auto")
+    model = open_model_and_print_notes_to_stderr(run, device="auto")
     check_views_option_matches_training(model, views)
     predictions = model.predict(images, views=cast(Literal[1, 2, 6, 10], views))
     print_unreadable_files(predictions.unreadable_files)
@@ -76,13 +76,15 @@ def embed(
     from vitascope.evaluation import embedding
 
     embedding.check_feature_file_suffix(out)
-    features = embedding.compute_features_of_image_files(open_model_and_print_notes(run, device="auto"), folder)
+    features = embedding.compute_features_of_image_files(
+        open_model_and_print_notes_to_stderr(run, device="auto"), folder
+    )
     features.save(out)
     print_unreadable_files(features.unreadable_files)
     print(f"{len(features.files):,} images × {features.features.shape[1]} features: {out}")
 
 
-def find_similar_images(
+def find_and_draw_similar_images(
     run: ModelRef,
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
     among: Annotated[Path | None, typer.Option(help="Folder to search. Default: the run's training images.")] = None,
@@ -97,7 +99,7 @@ def find_similar_images(
     from vitascope.evaluation.figures import SAME, draw_neighbours
 
     check_figure_suffix(out)
-    model = open_model_and_print_notes(run, device="auto")
+    model = open_model_and_print_notes_to_stderr(run, device="auto")
     similar = embedding.find_similar_images(model, image, among, count)
     print_unreadable_files(similar.unreadable_files)
     print(f"{'Run' if model.is_run else 'Model'}: {model.name}")
@@ -130,7 +132,7 @@ def probe(
     from vitascope.evaluation.probe import evaluate_knn_and_linear_probe
     from vitascope.evaluation.report import spell_out_split_name
 
-    model = open_model_and_print_notes(run, best=best, device="auto")
+    model = open_model_and_print_notes_to_stderr(run, best=best, device="auto")
     with Console(stderr=True).status(
         "Computing features. On a CPU this can take minutes; --max-images limits the images …"
     ):

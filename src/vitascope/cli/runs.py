@@ -22,7 +22,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
 
 @app.command("list")
-def list_runs(runs: RunsFolder = Path("runs"), as_json: JsonOption = False) -> None:
+def print_runs(runs: RunsFolder = Path("runs"), as_json: JsonOption = False) -> None:
     """List all runs with their results, oldest first."""
     from vitascope.run.listing import find_runs, summarize_run
 
@@ -39,7 +39,7 @@ def list_runs(runs: RunsFolder = Path("runs"), as_json: JsonOption = False) -> N
     columns = ["run", "data", "parameters", "epochs", "time", "validation accuracy", "test accuracy"]
     if console.width < MIN_WIDTH_FOR_ALL_COLUMNS:
         columns = [column for column in columns if column not in ("parameters", "time")]
-    cells = [_format_summary_cells(summary) for summary in summaries]
+    cells = [_format_cells_by_column(summary) for summary in summaries]
     rows = [[cells_of_run[column] for column in columns] for cells_of_run in cells]
     title = f"{format_count(len(rows), 'run')} in {runs}"
     console.print(create_table(title, columns, rows, right_aligned=set(columns[2:]), never_wrapped={"data"}))
@@ -47,7 +47,7 @@ def list_runs(runs: RunsFolder = Path("runs"), as_json: JsonOption = False) -> N
         print("(probe): trained without labels, so a linear probe measures the accuracy.")
 
 
-def _format_summary_cells(summary: "RunSummary") -> dict[str, str]:
+def _format_cells_by_column(summary: "RunSummary") -> dict[str, str]:
     """Return column -> text for one run."""
     return {
         "run": summary.run,
@@ -55,19 +55,19 @@ def _format_summary_cells(summary: "RunSummary") -> dict[str, str]:
         "parameters": abbreviate_count(summary.parameters),
         "epochs": str(summary.epochs) if summary.finished else f"{summary.epochs_done} of {summary.epochs}",
         "time": format_duration(summary.seconds) if summary.seconds else "–",
-        "validation accuracy": _format_accuracy(summary.val_accuracy, summary),
-        "test accuracy": _format_accuracy(summary.test_accuracy, summary),
+        "validation accuracy": _format_accuracy_marking_probe(summary.val_accuracy, summary),
+        "test accuracy": _format_accuracy_marking_probe(summary.test_accuracy, summary),
     }
 
 
-def _format_accuracy(accuracy: float | None, summary: "RunSummary") -> str:
+def _format_accuracy_marking_probe(accuracy: float | None, summary: "RunSummary") -> str:
     """Return the accuracy in percent; "(probe)" marks that of a linear probe."""
     is_probe = summary.uses_linear_probe and accuracy is not None
     return format_percent(accuracy, 2) + (" (probe)" if is_probe else "")
 
 
-@app.command()
-def compare(
+@app.command("compare")
+def compare_runs_and_save_figure(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN…", help="Two or more run folders. runs/RECIPE means its newest run.")
     ],
@@ -93,7 +93,7 @@ def compare(
         [key, *(format_setting_for_reading(key, value) for value in values)]
         for key, values in comparison.differing_settings.items()
     ]
-    cells = [_format_summary_cells(summary) for summary in comparison.run_summaries]
+    cells = [_format_cells_by_column(summary) for summary in comparison.run_summaries]
     result_names = ["validation accuracy", "test accuracy", "parameters", "epochs", "time"]
     result_rows = [[name, *(cells_of_run[name] for cells_of_run in cells)] for name in result_names]
     if not setting_rows:
@@ -105,8 +105,8 @@ def compare(
     print(f"Figure: {figure_path}")
 
 
-@app.command()
-def delete(
+@app.command("delete")
+def delete_runs_after_confirmation(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
@@ -129,7 +129,7 @@ def delete(
 ResultsFolder = Annotated[Path, typer.Option(help="Folder of the records.")]
 
 
-def record(
+def evaluate_and_record_runs(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Finished runs of one recipe, one per seed.")],
     name: Annotated[str, typer.Option(help="Name of the record, saved as NAME.json.")],
     views: ViewsOption = 1,
@@ -170,7 +170,7 @@ def record(
         print("The runs were trained with uncommitted changes. To publish this record, commit first, then train again.")
 
 
-def update_results(
+def update_pages_and_recipes_from_records(
     files: Annotated[list[Path], typer.Argument(metavar="PAGE…", help="Markdown pages (.md) and recipes (.yaml).")],
     results: ResultsFolder = Path("results"),
     cards: Annotated[Path | None, typer.Option(help="Folder for the model cards, one per record.")] = None,

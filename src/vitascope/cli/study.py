@@ -36,7 +36,7 @@ SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600}
 
 
 def study(
-    words: StudyArgument = None,
+    recipe_and_settings: StudyArgument = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds per combination.")] = 5,
     search: Annotated[int, typer.Option(help="Try this many combinations, chosen by Optuna, instead of the grid.")] = 0,
     split: Annotated[str, typer.Option(help="Images for the comparison: val (validation images) or test.")] = "val",
@@ -59,7 +59,7 @@ def study(
 
     Example: vitascope study digits model.embed_dim=16,32,64 --seeds 5
     """
-    recipe, settings = split_required_recipe_args(words)
+    recipe, settings = split_required_recipe_args(recipe_and_settings)
     if split not in ("val", "test"):
         raise UserError(f"--split {split} is unknown. Choose val or test.")
     for option, value in (("--jobs", jobs), ("--batch-runs", batch_runs)):
@@ -74,12 +74,12 @@ def study(
     name = name or _make_study_name(recipe, design.varied_settings)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise UserError(f"--name {name} cannot name a folder. Use letters, digits, - and _.")
-    _run_study_and_print_report(design, out / name, name, storage, seconds, jobs, retry, batch_runs)
+    _run_study_and_write_report(design, out / name, name, storage, seconds, jobs, retry, batch_runs)
 
 
-def _run_study_and_print_report(
+def _run_study_and_write_report(
     design: "Design",
-    folder: Path,
+    output_folder: Path,
     study_name: str,
     storage_url: str | None,
     budget_seconds: float | None,
@@ -92,16 +92,18 @@ def _run_study_and_print_report(
     from vitascope.study.storage import make_sqlite_storage_url
     from vitascope.study.workers import print_trial_outcome, run_trials
 
-    make_folder(folder, "Choose another folder with --out.")
-    queue = TrialQueue(design, storage_url or make_sqlite_storage_url(folder), study_name)
+    make_folder(output_folder, "Choose another folder with --out.")
+    queue = TrialQueue(design, storage_url or make_sqlite_storage_url(output_folder), study_name)
     if retry_failed:
         print(f"{format_count(queue.requeue_failed_trials(), f'failed {design.unit}')} will be repeated.")
     waiting = format_count(queue.num_waiting, design.unit) if design.num_search_trials else queue.num_waiting
-    print(f"Study: {folder}, {design.size_text}, {waiting} to do")
-    workers = [_start_same_command_as_worker(worker_number, folder) for worker_number in range(2, num_processes + 1)]
+    print(f"Study: {output_folder}, {design.size_text}, {waiting} to do")
+    workers = [
+        _start_same_command_as_worker(worker_number, output_folder) for worker_number in range(2, num_processes + 1)
+    ]
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     try:
-        for outcome in run_trials(queue, folder, deadline, max_batched_runs):
+        for outcome in run_trials(queue, output_folder, deadline, max_batched_runs):
             print_trial_outcome(outcome, create_console())
     except KeyboardInterrupt:
         print("Stopped. To continue, run the same command again.")
@@ -111,28 +113,28 @@ def _run_study_and_print_report(
     finally:
         for worker_number, worker in enumerate(workers, start=2):
             if worker.wait() > 0:
-                print(f"Worker {worker_number} failed. See {folder / f'worker-{worker_number}.log'}")
-        results = _write_and_print_study_report(queue, folder)
+                print(f"Worker {worker_number} failed. See {output_folder / f'worker-{worker_number}.log'}")
+        results = _write_and_print_study_report(queue, output_folder)
     if results.failed_trials and not results.combinations:
         raise UserError("Every run failed.")
 
 
-def _start_same_command_as_worker(worker_number: int, folder: Path) -> "subprocess.Popen[bytes]":
+def _start_same_command_as_worker(worker_number: int, log_folder: Path) -> "subprocess.Popen[bytes]":
     """Start the same command as another worker process."""
     args = sys.argv[1:]
     jobs_index = next(index for index, arg in enumerate(args) if arg.split("=")[0] == "--jobs")
     args = args[:jobs_index] + args[jobs_index + (1 if "=" in args[jobs_index] else 2) :]
     args = [arg for arg in args if arg != "--retry"]
-    log = (folder / f"worker-{worker_number}.log").open("wb")
+    log = (log_folder / f"worker-{worker_number}.log").open("wb")
     return subprocess.Popen([sys.executable, "-m", "vitascope", *args], stdout=log, stderr=subprocess.STDOUT)
 
 
-def _write_and_print_study_report(queue: "TrialQueue", folder: Path) -> "StudyResults":
+def _write_and_print_study_report(queue: "TrialQueue", output_folder: Path) -> "StudyResults":
     from vitascope.study.report import build_results_table, format_notes, write_html_markdown_and_json_report
     from vitascope.study.results import collect_results
 
     results = collect_results(queue.design, queue.trials)
-    report_path = write_html_markdown_and_json_report(results, folder)
+    report_path = write_html_markdown_and_json_report(results, output_folder)
     table = build_results_table(results)
     if table.rows:
         create_console().print(create_table("Results", table.header, table.rows))

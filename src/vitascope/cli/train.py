@@ -32,17 +32,17 @@ RecipeArguments = Annotated[
 
 
 def train(
-    words: RecipeArguments = None,
+    recipe_and_settings: RecipeArguments = None,
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
 ) -> None:
     """Train a model from a recipe, a YAML file of settings. Results go to runs/<recipe>/<date>-seed<n>/.
 
     Example: vitascope train digits train.epochs=20 model.depth=4
     """
-    recipe = _read_recipe_arguments(words)
+    recipe = _read_recipe_arguments(recipe_and_settings)
     from vitascope.training.train import train_recipe
 
-    _run_and_exit_on_interrupt(lambda: train_recipe(recipe, runs, create_console()))
+    _run_training_or_exit_130_on_sigint_sigterm(lambda: train_recipe(recipe, runs, create_console()))
 
 
 def resume(run: RunPath) -> None:
@@ -54,11 +54,11 @@ def resume(run: RunPath) -> None:
     from vitascope.training.train import resume_run_if_unfinished
 
     interrupted_run = open_run_or_newest(run)
-    _run_and_exit_on_interrupt(lambda: resume_run_if_unfinished(interrupted_run, create_console()))
+    _run_training_or_exit_130_on_sigint_sigterm(lambda: resume_run_if_unfinished(interrupted_run, create_console()))
 
 
 def suggest_learning_rate(
-    words: RecipeArguments = None,
+    recipe_and_settings: RecipeArguments = None,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
         "lr-find.png"
     ),
@@ -67,7 +67,7 @@ def suggest_learning_rate(
 
     Example: vitascope lr-find digits
     """
-    recipe = _read_recipe_arguments(words)
+    recipe = _read_recipe_arguments(recipe_and_settings)
     from vitascope.training.rate_finder import RULE, measure_learning_rate_curve
 
     result = measure_learning_rate_curve(recipe, create_console())
@@ -89,7 +89,7 @@ def _read_recipe_arguments(arguments: list[str] | None) -> Recipe:
     return read_recipe(*split_required_recipe_args(arguments))
 
 
-def _run_and_exit_on_interrupt(run_training: Callable[[], object]) -> None:
+def _run_training_or_exit_130_on_sigint_sigterm(run_training: Callable[[], object]) -> None:
     """Run training. Ctrl-C and SIGTERM stop it after a save, with exit code 130."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -140,7 +140,7 @@ def _print_differences_from_timm() -> None:
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:])))
 
 
-def check_machine() -> None:
+def print_machine_info_and_check_packages() -> None:
     """Check this machine: versions, devices, precision and missing packages."""
     print("Versions")
     for name, version in machine.get_package_versions().items():

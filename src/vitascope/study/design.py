@@ -75,7 +75,7 @@ class Design:
         """The training objectives."""
         return set(
             self.values_by_setting.get("train.objective")
-            or [self.build_recipe(self._list_corner_combinations()[0], 0).train.objective]
+            or [self.build_recipe(self._list_grid_or_range_end_combinations()[0], 0).train.objective]
         )
 
     @property
@@ -119,7 +119,7 @@ class Design:
 
     def _get_fixed_settings(self) -> dict[str, Any]:
         """Return the fixed settings: any combination's recipe without the varied settings."""
-        first = replace(self.build_recipe(self._list_corner_combinations()[0], 0), name="recipe")
+        first = replace(self.build_recipe(self._list_grid_or_range_end_combinations()[0], 0), name="recipe")
         common = find_non_default_settings(first)
         for setting in [*self.varied_settings, "train.seed"]:
             *sections, name = setting.split(".")
@@ -141,7 +141,7 @@ class Design:
         num_runs = math.prod(map(len, self.values_by_setting.values())) * len(self.seeds)
         if not self.num_search_trials and num_runs > MAX_RUNS:
             raise UserError(f"The grid has {num_runs:,} runs. Vary fewer values, or use --search 50.")
-        for settings in self._list_corner_combinations():
+        for settings in self._list_grid_or_range_end_combinations():
             try:
                 recipe = self.build_recipe(settings, self.seeds[0])
                 check_data_name_exists(recipe.data)
@@ -156,7 +156,7 @@ class Design:
                     "A study compares validation accuracy, but data.validation=0. Set it to 0.1, or use --split test."
                 )
 
-    def _list_corner_combinations(self) -> list[Settings]:
+    def _list_grid_or_range_end_combinations(self) -> list[Settings]:
         """Return all combinations of a grid; for a search, every value combined with the ends of every range."""
         ends = {
             setting: [bounds.format_value(bounds.low), bounds.format_value(bounds.high)]
@@ -179,11 +179,10 @@ def parse_and_check_design(
     *,
     first_seed: int = 1,
     num_search_trials: int = 0,
-    allow_single: bool = False,
+    allow_no_variation: bool = False,
     eval_split: EvalSplit = "val",
 ) -> Design:
-    """Read settings. Those with several values (a,b,c) or a range (low..high) are varied. `allow_single` accepts a
-    study without varied settings."""
+    """Read settings; those with several values (a,b,c) or a range (low..high) are varied, by default at least one."""
     if num_seeds < 1:
         raise UserError(f"--seeds {num_seeds} must be at least 1.")
     if num_search_trials < 0:
@@ -199,8 +198,9 @@ def parse_and_check_design(
             raise UserError("--seeds sets train.seed. Leave train.seed out.")
         values = split_at_outer_commas(text)
         if len(values) > 1:
-            values_by_setting[key] = _require_distinct_values(key, values)
-        elif ".." in text and (bounds := _parse_range(key, text)):
+            _check_values_distinct_and_nonempty(key, values)
+            values_by_setting[key] = values
+        elif ".." in text and (bounds := _parse_range_unless_path(key, text)):
             ranges_by_setting[key] = bounds
         else:
             fixed.append(override)
@@ -209,7 +209,7 @@ def parse_and_check_design(
         raise UserError(f"{both[0]} is both fixed and varied. Give it once.")
     seeds = tuple(range(first_seed, first_seed + num_seeds))
     design = Design(recipe, tuple(fixed), values_by_setting, ranges_by_setting, seeds, eval_split, num_search_trials)
-    if not design.varied_settings and not allow_single:
+    if not design.varied_settings and not allow_no_variation:
         raise UserError("Nothing is varied. Give a setting several values: model.depth=2,4,8")
     design.check_combinations()
     return design
@@ -227,13 +227,12 @@ def split_at_outer_commas(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _require_distinct_values(setting: str, values: list[str]) -> list[str]:
+def _check_values_distinct_and_nonempty(setting: str, values: list[str]) -> None:
     if "" in values:
         raise UserError(f"{setting}={','.join(values)} has an empty value. Write {setting}=a,b,c without spaces.")
     parsed = [_parse_number_or_text(value) for value in values]
     if repeated := [text for text, value in zip(values, parsed, strict=True) if parsed.count(value) > 1]:
         raise UserError(f"{setting} has the value {repeated[0]} twice.")
-    return values
 
 
 def _parse_number_or_text(text: str) -> float | str:
@@ -244,7 +243,7 @@ def _parse_number_or_text(text: str) -> float | str:
         return text
 
 
-def _parse_range(setting: str, text: str) -> Range | None:
+def _parse_range_unless_path(setting: str, text: str) -> Range | None:
     """Read low..high; None if the text is a path."""
     low, _, high = text.partition("..")
     try:

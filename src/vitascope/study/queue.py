@@ -77,7 +77,9 @@ class TrialQueue:
                 else next(self._claim_waiting_trials(lambda attributes: True), None)
             )
 
-    def take_matching_trials(self, max_trials: int, is_match: Callable[[Settings, int], bool]) -> list[StudyTrial]:
+    def take_matching_unstarted_trials(
+        self, max_trials: int, is_match: Callable[[Settings, int], bool]
+    ) -> list[StudyTrial]:
         """Take waiting trials of a grid, without unfinished runs, for which `is_match(settings, seed)` is true."""
         with self.lock:
             claimed = self._claim_waiting_trials(
@@ -90,7 +92,7 @@ class TrialQueue:
         while self.num_waiting:
             optuna_trial = self.optuna_study.ask()
             if optuna_trial.number in {trial.number for trial in self.trials}:
-                return self._assign_to_worker(optuna_trial)
+                return self._claim_and_make_study_trial(optuna_trial)
             # A duplicate, or a new trial because another worker took the last one.
             self.optuna_study.tell(optuna_trial, state=self.optuna.trial.TrialState.FAIL)
         return None
@@ -102,9 +104,11 @@ class TrialQueue:
             if waiting.state.name == "WAITING" and is_match(_get_attributes(waiting)):
                 with suppress(self.optuna.exceptions.UpdateFinishedTrialError):
                     if self.optuna_study._storage.set_trial_state_values(waiting._trial_id, state=running):
-                        yield self._assign_to_worker(self.optuna.trial.Trial(self.optuna_study, waiting._trial_id))
+                        yield self._claim_and_make_study_trial(
+                            self.optuna.trial.Trial(self.optuna_study, waiting._trial_id)
+                        )
 
-    def _assign_to_worker(self, optuna_trial: "Trial") -> StudyTrial:
+    def _claim_and_make_study_trial(self, optuna_trial: "Trial") -> StudyTrial:
         """Store this process as the worker of the trial."""
         optuna_trial.set_user_attr("worker", [socket.gethostname(), os.getpid()])
         is_search = bool(self.design.num_search_trials)
@@ -122,7 +126,7 @@ class TrialQueue:
             trial.set_attribute("failed", reason)
             self.optuna_study.tell(trial.optuna_trial, state=self.optuna.trial.TrialState.FAIL)
 
-    def find_known_results(self, settings: Settings) -> dict[str, RunResult]:
+    def find_finished_results_by_seed(self, settings: Settings) -> dict[str, RunResult]:
         """Return the results of finished trials with the same combination, by seed. A search may repeat one."""
         finished = [_get_attributes(trial) for trial in self.trials if trial.state.name == "COMPLETE"]
         same = [attributes for attributes in finished if attributes["cell"] == settings]
@@ -134,7 +138,7 @@ class TrialQueue:
     def requeue_unfinished_trial(self, trial: StudyTrial) -> None:
         """Put a trial that the user interrupted back into the queue, with its unfinished run."""
         with self.lock:
-            self._enqueue_again(trial.optuna_trial.number, trial.attributes, trial.optuna_trial.params)
+            self._enqueue_copy_of_trial(trial.optuna_trial.number, trial.attributes, trial.optuna_trial.params)
             self.optuna_study.tell(trial.optuna_trial, state=self.optuna.trial.TrialState.FAIL)
 
     @property
@@ -157,7 +161,7 @@ class TrialQueue:
     def num_waiting(self) -> int:
         return sum(trial.state.name == "WAITING" for trial in self.trials)
 
-    def count_other_workers(self) -> int:
+    def count_other_workers_on_this_machine(self) -> int:
         """Return the number of other processes on this machine that run trials of this study."""
         workers = [trial.user_attrs.get("worker", ("", 0)) for trial in self.trials if trial.state.name == "RUNNING"]
         return len({process for host, process in workers if host == socket.gethostname()} - {os.getpid()})
@@ -186,7 +190,7 @@ class TrialQueue:
         with self.lock:
             failed = [trial for trial in self.trials if trial.state.name == "FAIL"]
             for trial in failed:
-                self._enqueue_again(trial.number, _get_attributes(trial), trial.params)
+                self._enqueue_copy_of_trial(trial.number, _get_attributes(trial), trial.params)
         return len(failed)
 
     def _store_or_check_identity(self, conflict_hint: str) -> None:
@@ -202,10 +206,10 @@ class TrialQueue:
 
     def _enqueue_missing_trials(self) -> None:
         """Add the missing trials to the storage."""
-        for attributes in self._list_missing_trials():
+        for attributes in self._list_attributes_of_missing_trials():
             self.optuna_study.enqueue_trial({}, user_attrs=attributes)
 
-    def _list_missing_trials(self) -> list[dict[str, Any]]:
+    def _list_attributes_of_missing_trials(self) -> list[dict[str, Any]]:
         """Return the attributes of the trials that are not in the storage."""
         if self.design.num_search_trials:
             seeds = list(self.design.seeds)
@@ -241,9 +245,11 @@ class TrialQueue:
                 self.optuna_study._storage.set_trial_state_values(
                     trial._trial_id, state=self.optuna.trial.TrialState.FAIL
                 )
-                self._enqueue_again(trial.number, _get_attributes(trial), trial.params)
+                self._enqueue_copy_of_trial(trial.number, _get_attributes(trial), trial.params)
 
-    def _enqueue_again(self, trial_number: int, attributes: TrialAttributes, suggested_params: dict[str, Any]) -> None:
+    def _enqueue_copy_of_trial(
+        self, trial_number: int, attributes: TrialAttributes, suggested_params: dict[str, Any]
+    ) -> None:
         """Add a copy of a trial to the queue, without the attributes of its worker."""
         dropped = ("worker", "alive", "failed", "again")
         copied = {name: value for name, value in attributes.items() if name not in dropped}

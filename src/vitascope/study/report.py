@@ -68,14 +68,14 @@ def build_results_table(results: StudyResults) -> Table:
     ]
     rows = []
     for cell in results.combinations:
-        difference = results.compute_corrected_difference_to_best(cell)
+        difference = results.compute_corrected_difference_from_best(cell)
         train_accuracy = cell.compute_mean_last_value("train_accuracy")
         rows.append(
             [
                 *(cell.settings.get(key, "") for key in results.design.varied_settings),
                 str(len(cell.results)),
                 cell.formatted_accuracy,
-                "–" if difference is None else _format_difference(difference),
+                "–" if difference is None else _format_difference_in_points(difference),
                 results.best_label
                 if cell is results.best_combination
                 else ""
@@ -84,7 +84,7 @@ def build_results_table(results: StudyResults) -> Table:
                 "–" if train_accuracy is None else f"{100 * train_accuracy:.1f} %",
                 format_thousands_or_millions(round(cell.compute_mean("parameters"))),
                 format_thousands_or_millions(round(cell.compute_mean("flops"))),
-                cell.formatted_seconds,
+                cell.formatted_mean_seconds,
             ]
         )
     return Table(header, rows)
@@ -100,7 +100,7 @@ def format_notes(results: StudyResults) -> list[str]:
         _explain_intervals_and_differences(results),
         "FLOPs are those of the matrix products, 2 per multiply-add.",
     ]
-    differences = [results.compute_corrected_difference_to_best(cell) for cell in results.combinations]
+    differences = [results.compute_corrected_difference_from_best(cell) for cell in results.combinations]
     if any(difference is not None and difference.has_no_spread for difference in differences):
         lines.append("Not testable: the difference is equal in all seeds, so its significance cannot be tested.")
     if results.timing_note:
@@ -146,15 +146,15 @@ def draw_study_figures(results: StudyResults) -> dict[str, Figure]:
     if len(axis_scales) == len(results.design.varied_settings):
         caption = "Dots: runs." if len(axis_scales) == 1 else "Dots: runs, which differ in the other settings too."
     figures["effects"] = draw_accuracy_by_setting(
-        _group_accuracies_by_setting(results), caption, axis_scales, results.design.score_name
+        _group_accuracies_by_setting_and_value(results), caption, axis_scales, results.design.score_name
     )
     if len(results.design.values_by_setting) == 2 and not ranges:
         figures["grid"] = _draw_accuracy_grid(results)
-    figures["pareto"] = _draw_accuracy_by_cost(results)
+    figures["pareto"] = _draw_accuracy_and_cost_pareto_fronts(results)
     return figures
 
 
-def _draw_accuracy_by_cost(results: StudyResults) -> Figure:
+def _draw_accuracy_and_cost_pareto_fronts(results: StudyResults) -> Figure:
     points = {}
     has_interval = [len(cell.results) >= MIN_SEEDS_FOR_INTERVAL for cell in results.combinations]
     for title, cost_name in COST_NAMES.items():
@@ -175,8 +175,8 @@ def _draw_accuracy_by_cost(results: StudyResults) -> Figure:
     return draw_pareto_fronts(points, caption, results.design.score_name)
 
 
-def draw_study_curves(results: StudyResults, labels: dict[str, str] | None = None) -> Figure:
-    """Draw curves over epochs. `labels`: combination name -> label in the legend."""
+def draw_study_curves(results: StudyResults, labels_by_combination: dict[str, str] | None = None) -> Figure:
+    """Draw curves over epochs. `labels_by_combination`: combination name -> label in the legend."""
     best = sorted(results.combinations, key=lambda cell: -cell.mean_accuracy)[:MAX_CURVES]
     shown = [cell for cell in results.combinations if cell in best]
     num_seeds = max(len(cell.results) for cell in shown)
@@ -186,7 +186,7 @@ def draw_study_curves(results: StudyResults, labels: dict[str, str] | None = Non
         caption += f" The best {MAX_CURVES} of {len(results.combinations)} combinations are shown."
     units = METRIC_UNITS | ({"accuracy": "linear probe accuracy in %"} if results.uses_linear_probe else {})
     units["loss"] = "\nor ".join(load_objective(objective).loss_name for objective in sorted(results.design.objectives))
-    curves = {(labels or {}).get(cell.name, cell.name): _collect_curves_by_name(cell) for cell in shown}
+    curves = {(labels_by_combination or {}).get(cell.name, cell.name): _collect_curves_by_name(cell) for cell in shown}
     return draw_seed_curve_bands(curves, caption, units)
 
 
@@ -231,10 +231,10 @@ def convert_results_to_dict(results: StudyResults) -> dict[str, object]:
 
 def _collect_curves_by_name(combination: CombinationResults) -> dict[str, list[list[float]]]:
     names = dict.fromkeys(name for result in combination.results.values() for name in result["curves"])
-    return {name: combination.get_curves(name) for name in names}
+    return {name: combination.get_curves_of_all_seeds(name) for name in names}
 
 
-def _group_accuracies_by_setting(results: StudyResults) -> dict[str, dict[str, list[float]]]:
+def _group_accuracies_by_setting_and_value(results: StudyResults) -> dict[str, dict[str, list[float]]]:
     """Return setting -> value -> the accuracies of all runs with this value."""
     effects: dict[str, dict[str, list[float]]] = {}
     for key in results.design.varied_settings:
@@ -269,7 +269,7 @@ def _draw_accuracy_grid(results: StudyResults) -> Figure:
     )
 
 
-def _format_difference(difference: PairedDifference) -> str:
+def _format_difference_in_points(difference: PairedDifference) -> str:
     return (
         f"{100 * difference.mean_difference:+.2f} in every seed"
         if difference.has_no_spread and len(difference.differences) >= MIN_SEEDS_FOR_INTERVAL

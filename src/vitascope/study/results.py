@@ -59,28 +59,30 @@ class CombinationResults:
         return f"{self.formatted_accuracy} ({seeds})"
 
     @property
-    def formatted_seconds(self) -> str:
+    def formatted_mean_seconds(self) -> str:
         """The mean over seeds; a dash if the runs are from different machines."""
         machines = {result["machine"] for result in self.results.values()}
         return f"{self.compute_mean('seconds'):.1f}" if len(machines) == 1 else "–"
 
-    def compute_difference(self, other: "CombinationResults", num_comparisons: int) -> PairedDifference | None:
+    def compute_accuracy_difference_from(
+        self, baseline: "CombinationResults", num_comparisons: int
+    ) -> PairedDifference | None:
         """Compute the difference in accuracy, seed by seed, with an interval corrected for the number of comparisons.
         None without common seeds."""
-        common = [seed for seed in self.results if seed in other.results]
-        pairs = [self.results[seed]["accuracy"] - other.results[seed]["accuracy"] for seed in common]
+        common = [seed for seed in self.results if seed in baseline.results]
+        pairs = [self.results[seed]["accuracy"] - baseline.results[seed]["accuracy"] for seed in common]
         return PairedDifference.from_pairs(pairs, num_comparisons) if pairs else None
 
     def compute_mean_last_value(self, curve_name: str) -> float | None:
         """Compute the mean over seeds of a curve's last epoch; None if no seed has the curve."""
-        last_values = [curve[-1] for curve in self.get_curves(curve_name)]
+        last_values = [curve[-1] for curve in self.get_curves_of_all_seeds(curve_name)]
         return mean(last_values) if last_values else None
 
     def compute_mean_curve(self, curve_name: str) -> list[float]:
         """Compute the mean over seeds, per epoch."""
-        return [mean(values) for values in zip(*self.get_curves(curve_name), strict=True)]
+        return [mean(values) for values in zip(*self.get_curves_of_all_seeds(curve_name), strict=True)]
 
-    def get_curves(self, curve_name: str) -> list[list[float]]:
+    def get_curves_of_all_seeds(self, curve_name: str) -> list[list[float]]:
         """Return one curve per seed that has it."""
         curves = [result["curves"] for result in self.results.values()]
         return [curves_of_seed[curve_name] for curves_of_seed in curves if curve_name in curves_of_seed]
@@ -111,24 +113,24 @@ class StudyResults:
         complete = [cell for cell in self.combinations if len(cell.results) == num_seeds]
         return max(complete, key=lambda cell: cell.mean_accuracy)
 
-    def compute_corrected_difference_to_best(self, combination: CombinationResults) -> PairedDifference | None:
+    def compute_corrected_difference_from_best(self, combination: CombinationResults) -> PairedDifference | None:
         """Compute the difference to the best; None for the best itself and without common seeds. The best is chosen
         afterwards, so intervals are corrected for all pairs of combinations (Bonferroni)."""
         if combination is self.best_combination:
             return None
-        return combination.compute_difference(self.best_combination, math.comb(len(self.combinations), 2))
+        return combination.compute_accuracy_difference_from(self.best_combination, math.comb(len(self.combinations), 2))
 
     @property
-    def not_worse_combinations(self) -> list[CombinationResults]:
+    def combinations_tied_with_best(self) -> list[CombinationResults]:
         """The combinations that are not significantly worse than the best."""
         others = [cell for cell in self.combinations if cell is not self.best_combination]
-        compared = [(cell, self.compute_corrected_difference_to_best(cell)) for cell in others]
+        compared = [(cell, self.compute_corrected_difference_from_best(cell)) for cell in others]
         return [cell for cell, difference in compared if difference is None or difference.verdict != "worse"]
 
     @property
     def best_label(self) -> str:
         """What `best_combination` is called: "best" only if another combination is significantly worse."""
-        if len(self.not_worse_combinations) < len(self.combinations) - 1:
+        if len(self.combinations_tied_with_best) < len(self.combinations) - 1:
             return "best"
         num_seeds = max((len(cell.results) for cell in self.combinations), default=1)
         return "highest mean" if num_seeds > 1 else "highest accuracy"
@@ -153,13 +155,15 @@ class StudyResults:
             hint = f" Run again with --seeds 5{name}." if len(self.design.seeds) == 1 else ""
             return f"{best} One seed is not enough to test significance.{hint}"
         one = len(self.combinations) == 2
-        if len(self.not_worse_combinations) == len(self.combinations) - 1:
+        if len(self.combinations_tied_with_best) == len(self.combinations) - 1:
             others = "The other combination does not differ" if one else "No other combination differs"
             power = " Two seeds can show only very large differences." if num_seeds == 2 else ""
             return f"{best} {others} significantly.{power}"
-        if not self.not_worse_combinations:
+        if not self.combinations_tied_with_best:
             return f"{best} {'The' if one else 'Every'} other combination is significantly worse."
-        return f"{best} Not significantly different: {'; '.join(cell.name for cell in self.not_worse_combinations)}."
+        return (
+            f"{best} Not significantly different: {'; '.join(cell.name for cell in self.combinations_tied_with_best)}."
+        )
 
     @property
     def uses_linear_probe(self) -> bool:
@@ -169,7 +173,7 @@ class StudyResults:
     @property
     def max_epochs(self) -> int:
         """The number of epochs of the longest run."""
-        return max(len(curve) for cell in self.combinations for curve in cell.get_curves("train_loss"))
+        return max(len(curve) for cell in self.combinations for curve in cell.get_curves_of_all_seeds("train_loss"))
 
     @property
     def machine_names(self) -> list[str]:
@@ -181,13 +185,13 @@ class StudyResults:
         """How the seconds were measured; empty without runs."""
         return self.format_timing_note("Times")
 
-    def format_timing_note(self, subject: str) -> str:
-        """Say how the seconds were measured. `subject`: the first words, such as "Times"."""
+    def format_timing_note(self, sentence_subject: str) -> str:
+        """Say how the seconds were measured. `sentence_subject`: the first words, such as "Times"."""
         runs = [run for cell in self.combinations for run in cell.results.values()]
         if not runs:
             return ""
         max_batched = max(run["together"] for run in runs)
-        note = f"{subject} ({', '.join(self.machine_names)}) exclude {STARTUP_TIME}."
+        note = f"{sentence_subject} ({', '.join(self.machine_names)}) exclude {STARTUP_TIME}."
         if len({run["compiled"] for run in runs}) > 1:
             names = [cell.name for cell in self.combinations if any(run["compiled"] for run in cell.results.values())]
             note += f" These runs were compiled, which shortens their epochs: {'; '.join(names)}."

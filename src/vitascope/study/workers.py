@@ -56,17 +56,20 @@ class TrialScore(NamedTuple):
 
 
 def run_trials(
-    queue: TrialQueue, study_folder: Path, deadline: float | None = None, max_runs_per_batch: int | None = None
+    queue: TrialQueue,
+    study_folder: Path,
+    monotonic_deadline: float | None = None,
+    max_runs_per_batch: int | None = None,
 ) -> Iterator[TrialOutcome]:
-    """Run trials until none is waiting or `deadline` (of `time.monotonic`) has passed; a running trial is finished.
+    """Run trials until none is waiting or the deadline (of `time.monotonic`) has passed; a running trial is finished.
 
     `max_runs_per_batch`: None chooses it for the device."""
     note = ""
-    while deadline is None or time.monotonic() < deadline:
+    while monotonic_deadline is None or time.monotonic() < monotonic_deadline:
         trial = queue.take_next_trial()
         if trial is None:
             return
-        others = _take_batchable_trials(queue, trial, max_runs_per_batch)
+        others = _take_trials_batchable_with(queue, trial, max_runs_per_batch)
         if not others:
             yield replace(_run_single_trial(queue, trial, study_folder), note=note)
             note = ""
@@ -83,7 +86,7 @@ def _run_single_trial(queue: TrialQueue, trial: StudyTrial, study_folder: Path) 
     accuracy, failure_reason = None, None
     try:
         with queue.send_heartbeats_while_open(trial):
-            accuracy = _train_trial_and_store_results(queue, trial, study_folder)
+            accuracy = _train_seeds_store_results_and_get_mean_accuracy(queue, trial, study_folder)
         queue.mark_trial_finished(trial, accuracy)
     except TrialPrunedError:
         failure_reason = "stopped early: worse than the other combinations at this epoch"
@@ -97,13 +100,15 @@ def _run_single_trial(queue: TrialQueue, trial: StudyTrial, study_folder: Path) 
     return _build_trial_outcome(queue, trial, TrialScore(accuracy, failure_reason))
 
 
-def _take_batchable_trials(queue: TrialQueue, trial: StudyTrial, max_runs_per_batch: int | None) -> list[StudyTrial]:
+def _take_trials_batchable_with(
+    queue: TrialQueue, trial: StudyTrial, max_runs_per_batch: int | None
+) -> list[StudyTrial]:
     """Take waiting trials that can be trained in one batch with this one."""
     if queue.design.num_search_trials or "begun" in trial.attributes or max_runs_per_batch == 1:
         return []
     recipe = queue.design.build_recipe(trial.settings, trial.seeds[0])
     max_runs = choose_max_batched_runs(recipe) if max_runs_per_batch is None else max_runs_per_batch
-    return queue.take_matching_trials(
+    return queue.take_matching_unstarted_trials(
         max_runs - 1, lambda settings, seed: _can_batch(recipe, queue.design.build_recipe(settings, seed))
     )
 
@@ -133,7 +138,7 @@ def _run_batched_or_requeue_trials(
                 failure_reason = _format_error(error)
             else:
                 results = [_collect_result_or_error(run, queue.design) for run in runs]
-                num_other_workers = queue.count_other_workers()
+                num_other_workers = queue.count_other_workers_on_this_machine()
     except KeyboardInterrupt:
         for trial in trials:
             queue.requeue_unfinished_trial(trial)
@@ -191,19 +196,19 @@ def _format_error(error: Exception) -> str:
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {shorten_error_message(error)}"
 
 
-def _train_trial_and_store_results(queue: TrialQueue, trial: StudyTrial, study_folder: Path) -> float:
+def _train_seeds_store_results_and_get_mean_accuracy(queue: TrialQueue, trial: StudyTrial, study_folder: Path) -> float:
     """Return the mean accuracy over the trial's seeds. Seeds with a known result are not repeated."""
     results: dict[str, RunResult] = trial.attributes.get("results", {})
     if queue.design.num_search_trials:
         seeds = set(map(str, trial.seeds))
-        known = queue.find_known_results(trial.settings)
+        known = queue.find_finished_results_by_seed(trial.settings)
         results = {seed: result for seed, result in known.items() if seed in seeds} | results
         trial.set_attribute("results", results)
     for seed in trial.seeds:
         if str(seed) not in results:
             run = _train_or_resume_run(queue, trial, seed, study_folder)
             result = score_and_collect_run_result(run, queue.design)
-            result["beside"] = queue.count_other_workers()
+            result["beside"] = queue.count_other_workers_on_this_machine()
             results = results | {str(seed): result}
             trial.set_attribute("results", results)
     return sum(result["accuracy"] for result in results.values()) / len(results)
@@ -212,7 +217,7 @@ def _train_trial_and_store_results(queue: TrialQueue, trial: StudyTrial, study_f
 def _train_or_resume_run(queue: TrialQueue, trial: StudyTrial, seed: int, study_folder: Path) -> Run:
     """Train the run, or resume the run that this trial started."""
     can_prune = bool(queue.design.num_search_trials) and seed == trial.seeds[0]
-    callbacks = [TrialCallback(trial, seed, study_folder, can_prune=can_prune)]
+    callbacks = [TrialPruningCallback(trial, seed, study_folder, can_prune=can_prune)]
     unfinished_seed, run_path = trial.attributes.get("begun", (None, ""))
     if unfinished_seed == seed and (study_folder / run_path / "recipe.yaml").is_file():
         return resume_run_if_unfinished(Run(study_folder / run_path), make_console(quiet=True), callbacks)
@@ -220,7 +225,7 @@ def _train_or_resume_run(queue: TrialQueue, trial: StudyTrial, seed: int, study_
     return train_recipe(recipe, study_folder / "runs", make_console(quiet=True), callbacks)
 
 
-class TrialCallback:
+class TrialPruningCallback:
     """Store the run's path as soon as it exists. For a search, report the validation accuracy of every epoch and stop
     unpromising trials."""
 

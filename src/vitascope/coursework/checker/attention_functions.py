@@ -11,8 +11,8 @@ from vitascope.coursework.checker.dot_product import (
     describe_attention_mistake_symptoms,
     select_matching_or_first_tensor,
 )
-from vitascope.coursework.checker.layers import guess_in_proj_indexing_mistake, list_row_order_mistakes
-from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_plausible_mask_formats
+from vitascope.coursework.checker.layers import guess_in_proj_indexing_mistake_ids, list_row_order_mistakes
+from vitascope.coursework.checker.masks import MASK_FORMATS, list_expanded_masks, list_plausible_mask_formats
 from vitascope.coursework.checker.part_checker import (
     LARGE_MASKED_SCORES,
     CallConvention,
@@ -21,10 +21,11 @@ from vitascope.coursework.checker.part_checker import (
     MaskKind,
     MaskPolarity,
     NamedTensors,
+    OutputInReferenceAxes,
     PartChecker,
     TinySizes,
     choose_mask_kind_if_required,
-    draw_inputs_for_case,
+    draw_seeded_inputs_for_case,
     make_allowed_mask,
     make_tiny_attention_cases,
 )
@@ -114,7 +115,7 @@ class AttentionFunctionChecker(PartChecker):
             cases += [Case("mask", masked, "random"), Case(LARGE_MASKED_SCORES, masked, "high_scores")]
         return cases
 
-    def list_tiny_cases(self) -> list[Case]:
+    def list_tiny_example_cases(self) -> list[Case]:
         sizes = [TinySizes(*size) for size in ((1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 2, 2))]
         return make_tiny_attention_cases(
             [size for size in sizes if size.num_heads == 1 or self.has_heads_argument], self.default_mask_kind
@@ -127,7 +128,7 @@ class AttentionFunctionChecker(PartChecker):
         for role in self.weights:
             rows = s["width"] * (3 if role.endswith("qkv") else 1)
             shapes[role] = (rows, s["width"]) if role[0] == "w" else (rows,)
-        inputs = draw_inputs_for_case(case, shapes)
+        inputs = draw_seeded_inputs_for_case(case, shapes)
         for role in [] if case.tiny else self.weights:
             inputs[role] *= s["width"] ** -0.5
         if case.mask_kind == "high_scores":
@@ -166,7 +167,7 @@ class AttentionFunctionChecker(PartChecker):
     def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
         return _convert_to_user_axes(result, convention.settings["axis_order"], case)
 
-    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
         axis_order, heads = convention.settings["axis_order"], case.sizes["heads"]
         values: dict[str, Any] = dict(self.convert_inputs_to_user_shapes(convention, case, inputs))
         tokens = next(values[name] for name in "xqkv" if name in values)
@@ -181,7 +182,7 @@ class AttentionFunctionChecker(PartChecker):
                 axis_order,
             )
         mask, error = MASK_FORMATS[convention.settings["mask_format"]].convert(allowed, self.dtype), None
-        for candidate in list_broadcast_masks(mask, (case.sizes["batch"], heads)):
+        for candidate in list_expanded_masks(mask, (case.sizes["batch"], heads)):
             try:
                 result = call_by_roles(self.user_code, values | {"mask": candidate}, self.argument_roles)
                 return _convert_from_user_axes(select_matching_or_first_tensor(result, tuple(tokens.shape)), axis_order)
@@ -211,20 +212,17 @@ class AttentionFunctionChecker(PartChecker):
             QueryKeyValue(*tokens), weights, case.sizes["heads"], allowed, variant_or_mistakes
         )
 
-    def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
+    def list_correct_reference_variants(self, convention: CallConvention) -> list[CorrectVariant]:
+        default = CorrectVariant({}, ())
         if "wqkv" in self.weights:
-            default = CorrectVariant({}, ())
-            return (
-                [CorrectVariant({"transposed": "o"}, ()), default]
-                if convention.settings["packed_transposed"]
-                else [default]
-            )
+            is_transposed = convention.settings["packed_transposed"]
+            return [CorrectVariant({"transposed": "o"}, ()), default] if is_transposed else [default]
         is_documented = re.search(INPUT_FIRST_PATTERN, get_docs_and_comments(self.user_code).lower())
         if convention.settings["per_head"] or self.uses_torch_weight_names or not self.weights or not is_documented:
-            return [CorrectVariant({}, ())]
+            return [default]
         return [CorrectVariant({"transposed": "qkvo"}, (TRANSPOSED_WEIGHTS_TEXT,))]
 
-    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         rows = []
         if "wqkv" in self.weights:
             rows = [SimulatedMistake("query-key-swapped", {"rows": "kqv"}), *list_row_order_mistakes(["qkv"])]
@@ -243,9 +241,9 @@ class AttentionFunctionChecker(PartChecker):
         return [SimulatedMistake("missing-output-projection", {"projected": False})] if is_missing else []
 
     def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
-        return guess_in_proj_indexing_mistake(get_source_or_empty(self.user_code))
+        return guess_in_proj_indexing_mistake_ids(get_source_or_empty(self.user_code))
 
-    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+    def describe_symptoms(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         return (
             describe_attention_mistake_symptoms(self, convention, user_result, reference_result)
             if "v" in self.argument_roles.values()

@@ -14,11 +14,11 @@ from vitascope.coursework.checker.dot_product import (
 from vitascope.coursework.checker.layers import (
     assign_weights_by_variant,
     get_norm_weight_bias_eps,
-    guess_in_proj_indexing_mistake,
+    guess_in_proj_indexing_mistake_ids,
     list_attention_mistakes,
     list_correct_attention_variants,
 )
-from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_plausible_mask_formats
+from vitascope.coursework.checker.masks import MASK_FORMATS, list_expanded_masks, list_plausible_mask_formats
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
     IMAGES_INDEPENDENT,
@@ -29,10 +29,11 @@ from vitascope.coursework.checker.part_checker import (
     MaskKind,
     MaskPolarity,
     NamedTensors,
+    OutputInReferenceAxes,
     PartChecker,
     TinySizes,
     choose_mask_kind_if_required,
-    draw_inputs_for_case,
+    draw_seeded_inputs_for_case,
     format_observation,
     make_allowed_mask,
     make_tiny_attention_cases,
@@ -100,7 +101,7 @@ class AttentionModuleChecker(PartChecker):
     def _get_grid_sizes(self, num_rows: int, num_columns: int) -> dict[str, int]:
         return {} if self.part == "multi-head-attention" else {"rows": num_rows, "columns": num_columns}
 
-    def list_tiny_cases(self) -> list[Case]:
+    def list_tiny_example_cases(self) -> list[Case]:
         sizes = [(1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 2, 2), (4, 2, 3)]
         cases = make_tiny_attention_cases([TinySizes(*size) for size in sizes], self.default_mask_kind)
         return [
@@ -109,7 +110,7 @@ class AttentionModuleChecker(PartChecker):
 
     def make_float64_inputs(self, case: Case) -> NamedTensors:
         s = case.sizes
-        inputs = draw_inputs_for_case(case, {"x": (s["batch"], s["rows"] * s["columns"], s["width"])})
+        inputs = draw_seeded_inputs_for_case(case, {"x": (s["batch"], s["rows"] * s["columns"], s["width"])})
         if case.mask_kind == "high_scores":  # the masked last token is 300 times larger
             inputs["x"][:, -1] *= 300.0
         return inputs
@@ -145,7 +146,7 @@ class AttentionModuleChecker(PartChecker):
     def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
         return self.convert_to_user_axes(result, convention.settings["axis_order"], case)
 
-    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
         module, axis_order = self.get_or_build_module(case), convention.settings["axis_order"]
         x = self.convert_inputs_to_user_shapes(convention, case, inputs)["x"]
         values: dict[str, Any] = dict.fromkeys(("x", "q", "k", "v"), x) | {"heads": case.sizes["heads"]}
@@ -157,7 +158,7 @@ class AttentionModuleChecker(PartChecker):
                 case,
             )
         mask, error = MASK_FORMATS[convention.settings["mask_format"]].convert(allowed, self.dtype), None
-        for candidate in list_broadcast_masks(mask, (case.sizes["batch"], case.sizes["heads"])):
+        for candidate in list_expanded_masks(mask, (case.sizes["batch"], case.sizes["heads"])):
             try:
                 result = self.call_module_by_argument_roles(module, values | {"mask": candidate})
                 return self.convert_from_user_axes(
@@ -204,7 +205,7 @@ class AttentionModuleChecker(PartChecker):
             QueryKeyValue(x, x, x), weights, case.sizes["heads"], allowed, variant_or_mistakes
         )
 
-    def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
+    def list_correct_reference_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         variants = list_correct_attention_variants(
             self.sample_module, find_linear_layers_and_matrices(self.sample_module)
         )
@@ -219,7 +220,7 @@ class AttentionModuleChecker(PartChecker):
             return [*inside, *variants]
         return variants
 
-    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         mistakes = list_attention_mistakes(
             self.sample_module, find_linear_layers_and_matrices(self.sample_module), has_mask=bool(self.mask_formats)
         )
@@ -232,7 +233,9 @@ class AttentionModuleChecker(PartChecker):
     def find_missing_layer_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
         """Detect a missing output projection; it is optional for a single head."""
         linear_layers = find_linear_layers_and_matrices(self.sample_module)
-        weights = assign_weights_by_variant(linear_layers, self.list_correct_variants(convention)[0].options, 3)
+        weights = assign_weights_by_variant(
+            linear_layers, self.list_correct_reference_variants(convention)[0].options, 3
+        )
         if self.module_factory.has_heads and "wo" not in weights:
             return [SimulatedMistake("missing-output-projection", {"projected": False})]
         return []
@@ -244,21 +247,19 @@ class AttentionModuleChecker(PartChecker):
         return list(self.get_or_build_module(case).parameters())
 
     def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
-        return guess_in_proj_indexing_mistake(get_source_or_empty(type(self.sample_module)))
+        return guess_in_proj_indexing_mistake_ids(get_source_or_empty(type(self.sample_module)))
 
-    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+    def describe_symptoms(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         lines = describe_attention_mistake_symptoms(self, convention, user_result, reference_result)
         case = self.list_cases()[0]
         x = self.make_float64_inputs(case)["x"].to(self.dtype)
         order = torch.arange(x.shape[1]).flip(0)
         is_equivariant = torch.allclose(
-            self.run_user_code_in_reference_axes(convention, case, {"x": x[:, order]}), user_result[:, order], atol=1e-4
+            self.run_user_code(convention, case, {"x": x[:, order]}), user_result[:, order], atol=1e-4
         )
         requirement = "Permuting the tokens should permute the output in the same way, unless the attention is causal"
         lines.append(format_observation(is_equivariant, requirement, "does"))
-        alone = self.run_user_code_in_reference_axes(
-            convention, case, {"x": torch.cat([x[:1], torch.zeros_like(x[1:])])}
-        )
+        alone = self.run_user_code(convention, case, {"x": torch.cat([x[:1], torch.zeros_like(x[1:])])})
         is_independent = torch.allclose(alone[:1], user_result[:1], atol=1e-4)
         return [*lines, format_observation(is_independent, IMAGES_INDEPENDENT)]
 

@@ -60,6 +60,13 @@ class BlockWeights(NamedTuple):
     mlp_second: LinearLayer
 
 
+class BlockNorms(NamedTuple):
+    """The norm layers before attention and before the MLP; None if the block has none."""
+
+    before_attention: nn.Module | None
+    before_mlp: nn.Module | None
+
+
 _BLOCK_WEIGHTS_CACHE: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], BlockWeights]] = WeakKeyDictionary()
 
 
@@ -130,14 +137,14 @@ def _apply_norm_layer_and_residual(
     return x + layer(normalize(x)) if has_residual else layer(normalize(x))
 
 
-def get_block_norms(module: nn.Module, swapped: bool) -> list[nn.Module | None]:
+def get_block_norms(module: nn.Module, swapped: bool) -> BlockNorms:
     """Return the norms before attention and before the MLP, in the order of creation or swapped.
 
     A single norm is used for both."""
-    norms: list[nn.Module | None] = [norm for _, norm in find_norms(module)]
+    norms = [norm for _, norm in find_norms(module)]
     if len(norms) < 2:
-        return [*norms, *norms] if norms else [None, None]
-    return [norms[1], norms[0]] if swapped else norms[:2]
+        return BlockNorms(norms[0], norms[0]) if norms else BlockNorms(None, None)
+    return BlockNorms(norms[1], norms[0]) if swapped else BlockNorms(norms[0], norms[1])
 
 
 def list_correct_block_variants(module: nn.Module, width: int) -> list[CorrectVariant]:
@@ -221,19 +228,19 @@ class TransformerBlockChecker(AttentionModuleChecker):
             x, self.get_or_build_module(case), case.sizes["heads"], allowed, variant_or_mistakes
         )
 
-    def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
+    def list_correct_reference_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         return list_correct_block_variants(self.sample_module, self.width)
 
     def find_missing_layer_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
         return find_missing_block_layer_mistakes(self.sample_module, self.width, self.module_factory.has_heads)
 
-    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         missing_ids = {mistake.mistake_id for mistake in self.find_missing_layer_mistakes(convention)}
         mistakes = list_block_mistakes(self.sample_module, self.width, has_mask=bool(self.mask_formats))
         return [mistake for mistake in mistakes if mistake.mistake_id not in missing_ids]
 
-    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
-        lines = super().describe_evidence(convention, user_result, reference_result)
+    def describe_symptoms(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+        lines = super().describe_symptoms(convention, user_result, reference_result)
         standard_names = {"weight", "bias"}
         extra_names = [
             n

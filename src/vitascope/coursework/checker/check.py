@@ -190,7 +190,9 @@ def select_objects_and_omitted_names(module: ModuleType, name: str | None, part:
     return RecognizedParts(recognized, others)
 
 
-def check_parts_yielding_progress(module: ModuleType, name: str | None, part: str | None) -> Iterator[CheckProgress]:
+def check_parts_yielding_progress_and_reports(
+    module: ModuleType, name: str | None, part: str | None
+) -> Iterator[CheckProgress]:
     """Yield the names that were not recognised, then for every part its name and its report."""
     selected, others = select_objects_and_omitted_names(module, name, part)
     yield UnrecognizedNames(others)

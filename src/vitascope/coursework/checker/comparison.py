@@ -15,7 +15,7 @@ from vitascope.errors import shorten_error_message
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-4}  # relative to the largest value
 
 
-RunOutcome = Tensor | Exception  # the output, or what the code raised
+TensorOrError = Tensor | Exception  # the output, or what the code raised
 SettingsKey = tuple[tuple[str, Any], ...]
 CacheKey = tuple[Any, ...]  # settings, name of the case, and optionally reference options
 
@@ -41,7 +41,7 @@ class CachedRunner:
     """Run the user's code and the reference; keep the user's results."""
 
     checker: PartChecker
-    user_results: dict[CacheKey, RunOutcome] = field(default_factory=dict)
+    user_results: dict[CacheKey, TensorOrError] = field(default_factory=dict)
     inputs_by_case: dict[str, NamedTensors] = field(default_factory=dict)
     agreement_cache: dict[CacheKey, bool] = field(default_factory=dict)
     dropout_mode: NoDropoutMode = field(default_factory=NoDropoutMode)
@@ -53,7 +53,7 @@ class CachedRunner:
             }
         return self.inputs_by_case[case.name]
 
-    def get_or_run_user_code(self, convention: CallConvention, case: Case) -> RunOutcome:
+    def get_or_run_user_code(self, convention: CallConvention, case: Case) -> TensorOrError:
         key = (select_settings_relevant_to_case(convention, case), case.name)
         if key not in self.user_results:
             self.user_results[key] = try_user_code(
@@ -63,7 +63,7 @@ class CachedRunner:
 
     def try_reference_variant(
         self, convention: CallConvention, case: Case, variant_or_mistakes: ReferenceVariant
-    ) -> RunOutcome:
+    ) -> TensorOrError:
         try:
             with torch.no_grad():
                 return self.checker.run_reference_variant(
@@ -88,21 +88,21 @@ def try_user_code(
     case: Case,
     inputs: NamedTensors,
     dropout_mode: NoDropoutMode | None,
-) -> RunOutcome:
+) -> TensorOrError:
     """Run the user's code on copies of the inputs; return the result or the exception."""
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             copies = {name: tensor.clone() for name, tensor in inputs.items()}
             if dropout_mode is None:
-                return checker.run_user_code_in_reference_axes(convention, case, copies)
+                return checker.run_user_code(convention, case, copies)
             with dropout_mode:
-                return checker.run_user_code_in_reference_axes(convention, case, copies)
+                return checker.run_user_code(convention, case, copies)
     except (Exception, SystemExit) as error:
         return error if isinstance(error, Exception) else RuntimeError(f"the code exited the program: {error!r}")
 
 
-def results_match_or_both_fail(user_result: RunOutcome, reference_result: RunOutcome, tolerance: float) -> bool:
+def results_match_or_both_fail(user_result: TensorOrError, reference_result: TensorOrError, tolerance: float) -> bool:
     """Return whether all values are close; two exceptions count as the same result."""
     if isinstance(user_result, Exception) or isinstance(reference_result, Exception):
         return isinstance(user_result, Exception) and isinstance(reference_result, Exception)
@@ -217,7 +217,7 @@ def _check_gradient(checker: PartChecker, mistake_free: Diagnosis, is_forward_co
     with warnings.catch_warnings(), NoDropoutMode(), torch.enable_grad():
         warnings.simplefilter("ignore")
         outputs = [
-            checker.run_user_code_in_reference_axes(mistake_free.convention, case, leaves),
+            checker.run_user_code(mistake_free.convention, case, leaves),
             checker.run_reference_variant(mistake_free.convention, case, leaves, mistake_free.variant_options),
         ]
         sums = [(out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum() for out in outputs]

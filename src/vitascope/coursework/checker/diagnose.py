@@ -78,7 +78,7 @@ def _copy_without_mistakes_or_make_default(
 ) -> Diagnosis:
     """Return the diagnosis without its mistakes: what the user's code should compute."""
     if diagnosis is None:
-        return Diagnosis(default_convention, *checker.list_correct_variants(default_convention)[0])
+        return Diagnosis(default_convention, *checker.list_correct_reference_variants(default_convention)[0])
     return Diagnosis(diagnosis.convention, diagnosis.variant_options, diagnosis.assumptions)
 
 
@@ -117,7 +117,7 @@ def run_checks_and_fill_report(
         runner.try_reference_variant(convention, first, mistake_free.variant_options),
     )
     if diagnosis is None and isinstance(user_result, Tensor) and isinstance(reference_result, Tensor):
-        report.evidence += checker.describe_evidence(convention, user_result, reference_result)
+        report.evidence += checker.describe_symptoms(convention, user_result, reference_result)
 
 
 def find_working_conventions_and_set_dtype(checker: PartChecker) -> WorkingConventions:
@@ -148,7 +148,9 @@ def _first_result_has_expected_shape(runner: CachedRunner, convention: CallConve
     for case in cases:
         user_result, reference_result = (
             runner.get_or_run_user_code(convention, case),
-            runner.try_reference_variant(convention, case, runner.checker.list_correct_variants(convention)[0].options),
+            runner.try_reference_variant(
+                convention, case, runner.checker.list_correct_reference_variants(convention)[0].options
+            ),
         )
         if isinstance(user_result, Tensor):
             return isinstance(reference_result, Tensor) and user_result.shape == reference_result.shape
@@ -160,9 +162,11 @@ def search_simplest_diagnosis(
 ) -> Diagnosis | None:
     """Find the smallest set of mistakes that reproduces the user's results in every case, or None."""
     checker, deadline = runner.checker, time.monotonic() + MAX_SEARCH_SECONDS
-    variants = {convention.assumptions: checker.list_correct_variants(convention) for convention in conventions}
+    variants = {
+        convention.assumptions: checker.list_correct_reference_variants(convention) for convention in conventions
+    }
     missing = {convention.assumptions: checker.find_missing_layer_mistakes(convention) for convention in conventions}
-    simulated_mistakes = checker.list_simulated_mistakes(conventions[0])
+    simulated_mistakes = checker.list_mistakes_to_simulate(conventions[0])
     limited_mistakes = _limit_variants_per_mistake(simulated_mistakes, checker.max_variants_per_mistake)
     for num_mistakes, is_rare in ((0, False), (0, True), (1, False), (2, False), (1, True)):
         candidates = limited_mistakes if num_mistakes == 2 else simulated_mistakes
@@ -177,7 +181,7 @@ def search_simplest_diagnosis(
                 for options, assumptions in chosen_variants[convention.assumptions]:
                     all_mistakes = (*missing[convention.assumptions], *mistakes)
                     diagnosis = Diagnosis(convention, options, assumptions, all_mistakes)
-                    if reproduces_user_results(runner, diagnosis, cases):
+                    if diagnosis_reproduces_user_results(runner, diagnosis, cases):
                         return diagnosis
     return None
 
@@ -206,7 +210,7 @@ def _iterate_compatible_mistake_sets(
             yield combination
 
 
-def reproduces_user_results(runner: CachedRunner, diagnosis: Diagnosis, cases: list[Case]) -> bool:
+def diagnosis_reproduces_user_results(runner: CachedRunner, diagnosis: Diagnosis, cases: list[Case]) -> bool:
     """Return whether the reference with the diagnosed mistakes gives the user's results in every case."""
     tolerance, options, compared = TOLERANCE[runner.checker.dtype], diagnosis.options, False
     for case in cases:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_plausible_mask_formats
+from vitascope.coursework.checker.masks import MASK_FORMATS, list_expanded_masks, list_plausible_mask_formats
 from vitascope.coursework.checker.part_checker import (
     LARGE_MASKED_SCORES,
     CallConvention,
@@ -14,9 +14,10 @@ from vitascope.coursework.checker.part_checker import (
     MaskKind,
     MaskPolarity,
     NamedTensors,
+    OutputInReferenceAxes,
     PartChecker,
     choose_mask_kind_if_required,
-    draw_inputs_for_case,
+    draw_seeded_inputs_for_case,
     format_observation,
     make_allowed_mask,
 )
@@ -57,7 +58,7 @@ class DotProductChecker(PartChecker):
 
     def __init__(self, name: str, user_code: UserCode, mask_polarity: MaskPolarity | None = None) -> None:
         self.name = name
-        self.user_code: Callable[..., Any] = self._instantiate_class(user_code)
+        self.user_code: Callable[..., Any] = self._instantiate_if_class(user_code)
         function = self.user_code.forward if isinstance(self.user_code, nn.Module) else self.user_code
         self.user_function = function
         self.argument_roles = fill_missing_qkv_roles(guess_argument_roles(function))
@@ -67,7 +68,7 @@ class DotProductChecker(PartChecker):
         self.is_causal = not masks and "causal" in name.lower()
 
     @staticmethod
-    def _instantiate_class(user_code: UserCode) -> UserCode:
+    def _instantiate_if_class(user_code: UserCode) -> UserCode:
         if not isinstance(user_code, type):
             return user_code
         from vitascope.coursework.checker.module_factory import build_instance_with_sizes
@@ -98,7 +99,7 @@ class DotProductChecker(PartChecker):
             cases += [Case("mask", sizes, "random"), Case(LARGE_MASKED_SCORES, sizes, "high_scores")]
         return [case for case in cases if fixed_width is None or case.sizes["width"] == fixed_width]
 
-    def list_tiny_cases(self) -> list[Case]:
+    def list_tiny_example_cases(self) -> list[Case]:
         mask_kind: MaskKind | None = "causal" if self.is_causal else self.default_mask_kind
         plain = [
             Case(
@@ -131,7 +132,7 @@ class DotProductChecker(PartChecker):
             "k": (batch, heads, s["keys"], s["width"]),
             "v": (batch, heads, s["keys"], s["value"]),
         }
-        inputs = draw_inputs_for_case(case, shapes)
+        inputs = draw_seeded_inputs_for_case(case, shapes)
         if case.mask_kind == "high_scores":  # masked keys with scores far above all others
             inputs["q"], inputs["k"] = inputs["q"].abs() + 0.5, inputs["k"] * 0.1
             inputs["k"][..., -1, :] = 400.0
@@ -164,7 +165,7 @@ class DotProductChecker(PartChecker):
     def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
         return swap_reference_and_user_axes(result, convention.settings["axis_order"])
 
-    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
         axis_order, user_inputs = (
             convention.settings["axis_order"],
             self.convert_inputs_to_user_shapes(convention, case, inputs),
@@ -180,7 +181,7 @@ class DotProductChecker(PartChecker):
             )
         mask = MASK_FORMATS[convention.settings["mask_format"]].convert(allowed, self.dtype)
         error: Exception | None = None
-        for candidate in list_broadcast_masks(mask, expected_shape[:-2]):
+        for candidate in list_expanded_masks(mask, expected_shape[:-2]):
             try:
                 return swap_reference_and_user_axes(
                     select_matching_or_first_tensor(
@@ -213,7 +214,7 @@ class DotProductChecker(PartChecker):
             q, k, v, make_allowed_mask(case, case.sizes["queries"], case.sizes["keys"]), variant_or_mistakes
         )
 
-    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         heads = (
             [SimulatedMistake("softmax-over-heads", {"softmax": -3})]
             if convention.settings["axis_order"].startswith("heads")
@@ -227,7 +228,7 @@ class DotProductChecker(PartChecker):
         )
         return [*masks[:1], *scales, *ATTENTION_MAP_MISTAKES, *heads, *masks[1:]]  # an ignored mask is tested first
 
-    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+    def describe_symptoms(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         return describe_attention_mistake_symptoms(self, convention, user_result, reference_result)
 
 
@@ -273,10 +274,10 @@ def describe_attention_mistake_symptoms(
     case = next(case for case in checker.list_cases() if case.required)
     inputs = {name: tensor.to(checker.dtype) for name, tensor in checker.make_float64_inputs(case).items()}
     if "v" in inputs:
-        ones = checker.run_user_code_in_reference_axes(convention, case, inputs | {"v": torch.ones_like(inputs["v"])})
+        ones = checker.run_user_code(convention, case, inputs | {"v": torch.ones_like(inputs["v"])})
         sum_to_one = torch.allclose(ones, torch.ones_like(ones), atol=1e-4)
         lines.append(format_observation(sum_to_one, "Rows of the attention map should sum to 1", "do"))
-        doubled = checker.run_user_code_in_reference_axes(convention, case, inputs | {"v": 2 * inputs["v"]})
+        doubled = checker.run_user_code(convention, case, inputs | {"v": 2 * inputs["v"]})
         is_linear = torch.allclose(doubled, 2 * user_result)
         lines.append(format_observation(is_linear, "Doubling the values should double the output", "does"))
     return lines

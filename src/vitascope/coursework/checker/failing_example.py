@@ -120,7 +120,7 @@ def _format_mask_and_attention_weights(runner: CachedRunner, mistake_free: Diagn
     inputs = inputs | {"v": identity}
     with suppress(Exception):  # the user's code may accept only values of the queries' width
         expected = runner.checker.run_reference_variant(convention, case, inputs, mistake_free.variant_options)
-        got = runner.checker.run_user_code_in_reference_axes(convention, case, inputs)
+        got = runner.checker.run_user_code(convention, case, inputs)
         lines.append(f"weights expected {format_shortened_tensor(expected)}")
         lines.append(f"weights got      {format_shortened_tensor(got)}")
     return lines
@@ -131,7 +131,7 @@ def _list_failing_cases(runner: CachedRunner, mistake_free: Diagnosis, diagnosis
     by_size = sorted(runner.checker.list_cases(), key=lambda case: sum(case.sizes.values()))
     failing = [
         case
-        for case in [*runner.checker.list_tiny_cases(), *by_size]
+        for case in [*runner.checker.list_tiny_example_cases(), *by_size]
         if find_first_difference_in_case(runner, mistake_free, case)
     ]
     showing_all = [case for case in failing if diagnosis is not None and _shows_every_mistake(runner, diagnosis, case)]

@@ -19,8 +19,9 @@ from vitascope.coursework.checker.part_checker import (
     CorrectVariant,
     MaskPolarity,
     NamedTensors,
+    OutputInReferenceAxes,
     PartChecker,
-    draw_inputs_for_case,
+    draw_seeded_inputs_for_case,
     format_observation,
 )
 from vitascope.coursework.checker.recognition import (
@@ -113,7 +114,7 @@ class FeedForwardChecker(PartChecker):
         ]
         return self._adapt_cases_to_fixed_sizes(cases)
 
-    def list_tiny_cases(self) -> list[Case]:
+    def list_tiny_example_cases(self) -> list[Case]:
         sizes = [(1, 1), (1, 2), (2, 3)]
         cases = [Case(f"width {d}, hidden width {h}", _make_tiny_sizes(d, h), tiny=True) for d, h in sizes]
         return self._adapt_cases_to_fixed_sizes(cases)
@@ -132,7 +133,7 @@ class FeedForwardChecker(PartChecker):
             weight_shapes = {"w1": (s["hidden"], s["width"]), "b1": (s["hidden"],)}
             weight_shapes |= {"w2": (s["width"], s["hidden"]), "b2": (s["width"],)}
             shapes |= {role: shape for role, shape in weight_shapes.items() if role in self.argument_roles.values()}
-        return draw_inputs_for_case(case, shapes)
+        return draw_seeded_inputs_for_case(case, shapes)
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         axis_order = "the input has shape batch × token × feature"
@@ -152,7 +153,7 @@ class FeedForwardChecker(PartChecker):
     ) -> NamedTensors:
         return {name: x.T if convention.settings["transposed"] and name[0] == "w" else x for name, x in inputs.items()}
 
-    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
         if self.is_module:
             return select_matching_or_first_tensor(
                 self.get_or_build_module(case)(inputs["x"]), tuple(inputs["x"].shape)
@@ -184,7 +185,7 @@ class FeedForwardChecker(PartChecker):
         )
         return out + x if variant_or_mistakes.get("added") else out
 
-    def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
+    def list_correct_reference_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         if not self.is_module:
             return list_activation_variants()
         norms = (
@@ -204,7 +205,7 @@ class FeedForwardChecker(PartChecker):
             )
         ]
 
-    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         return [SimulatedMistake("weight-not-transposed", {"untransposed": layers}) for layers in ("12", "1", "2")]
 
     def get_example_weights(self, case: Case) -> NamedTensors:
@@ -213,10 +214,10 @@ class FeedForwardChecker(PartChecker):
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
         return list(self.get_or_build_module(case).parameters()) if self.is_module else []
 
-    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+    def describe_symptoms(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         case = self.list_cases()[0]
         inputs = {name: tensor.to(self.dtype) for name, tensor in self.make_float64_inputs(case).items()}
-        first_token = self.run_user_code_in_reference_axes(convention, case, inputs | {"x": inputs["x"][:, :1]})
+        first_token = self.run_user_code(convention, case, inputs | {"x": inputs["x"][:, :1]})
         is_independent = first_token.shape == user_result[:, :1].shape and torch.allclose(
             first_token, user_result[:, :1], atol=1e-4
         )

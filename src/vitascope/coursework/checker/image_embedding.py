@@ -14,8 +14,9 @@ from vitascope.coursework.checker.part_checker import (
     Case,
     MaskPolarity,
     NamedTensors,
+    OutputInReferenceAxes,
     PartChecker,
-    draw_inputs_for_case,
+    draw_seeded_inputs_for_case,
 )
 from vitascope.coursework.checker.recognition import (
     ArgumentRoles,
@@ -70,7 +71,7 @@ def extract_patches_by_variant(images: Tensor, patch_size: int, variant_or_mista
     return rearrange(images, f"{input_pattern} -> {output_pattern}", height=patch_size, width=patch_size)
 
 
-def assemble_tokens(
+def add_class_token_and_positions_by_variant(
     patch_tokens: Tensor,
     class_token: Tensor | None,
     position_table: Tensor | None,
@@ -149,7 +150,7 @@ class ClassTokenChecker(PartChecker):
             return cases
         return [*cases, Case("one patch", {"batch": 3, "tokens": 1, "width": 5})]
 
-    def list_tiny_cases(self) -> list[Case]:
+    def list_tiny_example_cases(self) -> list[Case]:
         return [] if self.is_module else [Case("two patches", {"batch": 1, "tokens": 2, "width": 1}, tiny=True)]
 
     def make_float64_inputs(self, case: Case) -> NamedTensors:
@@ -159,7 +160,7 @@ class ClassTokenChecker(PartChecker):
             shapes["token"] = (1, 1, s["width"])
             if "positions" in self.argument_roles.values():
                 shapes["positions"] = (1, s["tokens"] + 1, s["width"])
-        return draw_inputs_for_case(case, shapes)
+        return draw_seeded_inputs_for_case(case, shapes)
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         axis_order = "the tokens have shape batch × token × feature"
@@ -177,7 +178,7 @@ class ClassTokenChecker(PartChecker):
             return inputs
         return inputs | {"token": inputs["token"].reshape(*convention.settings["shape"], case.sizes["width"])}
 
-    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
         s = case.sizes
         expected_shape = (s["batch"], s["tokens"] + 1, s["width"])
         if self.is_module:
@@ -199,9 +200,9 @@ class ClassTokenChecker(PartChecker):
             token, table = find_class_token_and_positions(
                 self.module_factory.get_or_build_module({}, self.dtype), case.sizes["tokens"], 12
             )
-        return assemble_tokens(inputs["x"], token, table, variant_or_mistakes)
+        return add_class_token_and_positions_by_variant(inputs["x"], token, table, variant_or_mistakes)
 
-    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         positions = {"before", "not-class", "none", "rolled", "class-only", "twice"}
         return [
             CLASS_TOKEN_MISTAKES[0],
@@ -211,7 +212,7 @@ class ClassTokenChecker(PartChecker):
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
         return list(self.module_factory.get_or_build_module({}, self.dtype).parameters()) if self.is_module else []
 
-    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+    def describe_symptoms(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         if user_result.shape != reference_result.shape:
             return [f"The output has shape {list(user_result.shape)} instead of {list(reference_result.shape)}."]
         correct_indices = [

@@ -85,7 +85,7 @@ def list_row_order_mistakes(correct_row_orders: list[str]) -> list[SimulatedMist
     return [SimulatedMistake("wrong-in-proj-slice", {"rows": rows}) for rows in row_orders]
 
 
-def guess_in_proj_indexing_mistake(source: str) -> list[str]:
+def guess_in_proj_indexing_mistake_ids(source: str) -> list[str]:
     """Detect an index such as `in_proj_weight[0]`: one row of 3 · width, not the query weight (sheet C)."""
     match = re.search(r"(in_proj\w*|qkv\w*\.weight|w_?qkv)\[\s*[012]\s*\]", source)
     return ["wrong-in-proj-slice"] if match else []
@@ -171,7 +171,7 @@ def get_or_find_vit_layers(module: nn.Module, width: int = 12, num_patches: int 
 
 
 def _collect_vit_layers(module: nn.Module, width: int, num_patches: int) -> ViTLayers:
-    blocks = find_blocks(module)
+    blocks = find_transformer_blocks(module)
     inside = {id(part) for block in blocks for part in block.modules()}
     outside = [part for part in module.modules() if id(part) not in inside]
     convolutions = [part for part in outside if isinstance(part, nn.Conv2d)]
@@ -202,7 +202,7 @@ def find_norms_around_projection(module: nn.Module, patch_projection: nn.Module)
     return ProjectionNorms([], [])
 
 
-def find_blocks(module: nn.Module) -> list[nn.Module]:
+def find_transformer_blocks(module: nn.Module) -> list[nn.Module]:
     """Return the longest list of layers of one type that contain linear layers, or a single block."""
     block_lists = []
     for part in module.modules():

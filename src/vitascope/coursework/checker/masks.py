@@ -13,6 +13,7 @@ from vitascope.coursework.checker.part_checker import (
     CorrectVariant,
     MaskPolarity,
     NamedTensors,
+    OutputInReferenceAxes,
     PartChecker,
 )
 from vitascope.coursework.checker.recognition import (
@@ -95,7 +96,7 @@ def list_plausible_mask_formats(
     ]
 
 
-def list_broadcast_masks(mask: Tensor, leading_shape: Iterable[int]) -> list[Tensor]:
+def list_expanded_masks(mask: Tensor, leading_shape: Iterable[int]) -> list[Tensor]:
     """Return the mask as query × key, and with the scores' leading axes: batch (and head)."""
     leading = list(leading_shape)
     expanded = [mask.expand(*leading[:count], *mask.shape) for count in range(1, len(leading) + 1)]
@@ -124,7 +125,7 @@ class CausalMaskChecker(PartChecker):
         one = Case("one token", {"tokens": 1}, "causal", required=False)
         return [*(Case(f"{n} tokens", {"tokens": n}, "causal") for n in (5, 2, 7)), one]
 
-    def list_tiny_cases(self) -> list[Case]:
+    def list_tiny_example_cases(self) -> list[Case]:
         return [Case("two tokens", {"tokens": 2}, "causal", tiny=True)]
 
     def make_float64_inputs(self, case: Case) -> NamedTensors:
@@ -133,7 +134,7 @@ class CausalMaskChecker(PartChecker):
     def list_convention_groups(self) -> list[list[CallConvention]]:
         return [[CallConvention((), {"argument": "num_tokens"})], [CallConvention((), {"argument": "tokens"})]]
 
-    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
         n = case.sizes["tokens"]
         argument = n if convention.settings["argument"] == "num_tokens" else torch.zeros(2, n, 4)
         out = self.user_code(argument)
@@ -153,8 +154,8 @@ class CausalMaskChecker(PartChecker):
         mask = torch.full((n, n), float(allowed_value), dtype=torch.float64)
         return mask.masked_fill(~allowed, float(variant_or_mistakes.get("fill", blocked_value)))
 
-    def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
-        values = self._list_mask_values(convention)
+    def list_correct_reference_variants(self, convention: CallConvention) -> list[CorrectVariant]:
+        values = self._run_user_code_and_list_mask_values(convention)
         lowest = min(values) if values else -torch.inf
         additive_value = lowest if lowest <= MASKED_SCORE_LIMIT else -torch.inf
         additive = MaskValues(None, 0, additive_value, "the mask is additive: it is added to the scores")
@@ -171,18 +172,16 @@ class CausalMaskChecker(PartChecker):
             if mask.polarity in (None, self.documented_polarity or mask.polarity)
         ]
 
-    def _list_mask_values(self, convention: CallConvention) -> list[float]:
+    def _run_user_code_and_list_mask_values(self, convention: CallConvention) -> list[float]:
         try:
-            return (
-                self.run_user_code_in_reference_axes(convention, self.list_cases()[0], {}).flatten().unique().tolist()
-            )
+            return self.run_user_code(convention, self.list_cases()[0], {}).flatten().unique().tolist()
         except Exception:
             return []
 
-    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         leaks = [
             value
-            for value in self._list_mask_values(convention)
+            for value in self._run_user_code_and_list_mask_values(convention)
             if MASKED_SCORE_LIMIT < value < 0 or (value > 0 and value != 1)
         ]
         return [
@@ -191,7 +190,7 @@ class CausalMaskChecker(PartChecker):
             *(SimulatedMistake("mask-too-small", {"fill": value}) for value in leaks),
         ]
 
-    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+    def describe_symptoms(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         if user_result.shape != reference_result.shape:
             return [f"The mask has shape {list(user_result.shape)} instead of {list(reference_result.shape)}."]
         values = ", ".join(f"{value:g}" for value in user_result.flatten().unique().tolist()[:6])
@@ -201,7 +200,7 @@ class CausalMaskChecker(PartChecker):
         """Return the meaning of True in the user's mask, or None if it is unknown."""
         for convention in (group[0] for group in self.list_convention_groups()):
             try:
-                out = self.run_user_code_in_reference_axes(convention, self.list_cases()[0], {})
+                out = self.run_user_code(convention, self.list_cases()[0], {})
             except Exception:
                 continue
             triangle = torch.ones_like(out).tril()

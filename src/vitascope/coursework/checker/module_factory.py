@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitascope.coursework.checker.part_checker import Case, seed_rng_temporarily, set_seeded_random_weights
+from vitascope.coursework.checker.part_checker import (
+    Case,
+    seed_torch_rng_from_text_temporarily,
+    set_seeded_random_weights,
+)
 from vitascope.coursework.checker.recognition import NUM_HEADS_NAMES, UserCode, normalize_identifier
 from vitascope.coursework.checker.weights import find_linear_layers_and_matrices, find_norms
 
@@ -162,7 +166,7 @@ class ModuleFactory:
             all_sizes[name] = all_sizes["width"] // all_sizes["heads"]
         key = (*all_sizes.values(), dtype)
         if key not in self.module_cache:
-            with seed_rng_temporarily("building"):
+            with seed_torch_rng_from_text_temporarily("building"):
                 is_instance = isinstance(self.user_code, nn.Module)
                 module = (
                     copy.deepcopy(self.user_code)

@@ -17,6 +17,7 @@ from vitascope.coursework.checker.recognition import ArgumentRoles
 from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
 
 NamedTensors = dict[str, Tensor]
+OutputInReferenceAxes = Tensor  # the axes are in the order of the reference
 MaskPolarity = Literal["allowed", "blocked"]  # the meaning of True in a boolean mask
 MaskKind = Literal["all", "random", "causal", "high_scores"]
 IMAGES_INDEPENDENT = "The output of an image should be independent of the other images in the batch"
@@ -96,7 +97,7 @@ class PartChecker(ABC):
         """List the possible conventions in groups; the first group that runs is used."""
 
     @abstractmethod
-    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
         """Return the user's result, with the axes in the reference's order."""
 
     @abstractmethod
@@ -115,15 +116,15 @@ class PartChecker(ABC):
         """Return a correctly shaped result, with its axes in the order of the user's code."""
         return result
 
-    def list_tiny_cases(self) -> list[Case]:
+    def list_tiny_example_cases(self) -> list[Case]:
         """Return small cases for the example in the report, the smallest first."""
         return []
 
-    def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
+    def list_correct_reference_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         """List the variants that are correct, each with a description."""
         return [CorrectVariant({}, ())]
 
-    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         """List the mistakes that the reference can simulate for this part."""
         return []
 
@@ -139,7 +140,7 @@ class PartChecker(ABC):
         """Return the mistakes that are visible without running the code: missing layers."""
         return []
 
-    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+    def describe_symptoms(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         """Describe what was observed about an unknown mistake."""
         return []
 
@@ -180,19 +181,19 @@ class NoDropoutMode(TorchFunctionMode):
 
 
 @contextmanager
-def seed_rng_temporarily(seed_name: str) -> Iterator[None]:
+def seed_torch_rng_from_text_temporarily(seed_text: str) -> Iterator[None]:
     """Seed the random generator by a name; restore its state afterwards."""
     before = torch.get_rng_state()
-    torch.manual_seed(crc32(seed_name.encode()))
+    torch.manual_seed(crc32(seed_text.encode()))
     try:
         yield
     finally:
         torch.set_rng_state(before)
 
 
-def draw_inputs_for_case(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> NamedTensors:
+def draw_seeded_inputs_for_case(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> NamedTensors:
     """Draw normally distributed values, or small integers if the case is tiny."""
-    with seed_rng_temporarily(f"{case.name} {sorted(case.sizes.items())}"):
+    with seed_torch_rng_from_text_temporarily(f"{case.name} {sorted(case.sizes.items())}"):
         if case.tiny:
             return {name: torch.randint(-2, 3, shape).double() for name, shape in shapes.items()}
         return {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
@@ -200,7 +201,7 @@ def draw_inputs_for_case(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> N
 
 def set_seeded_random_weights(module: nn.Module) -> None:
     """Replace every parameter by random values; initial zeros and ones would hide mistakes."""
-    with torch.no_grad(), seed_rng_temporarily("weights"):
+    with torch.no_grad(), seed_torch_rng_from_text_temporarily("weights"):
         for name, parameter in sorted(module.named_parameters()):
             spread = 1.2 * parameter[0].numel() ** -0.5 if parameter.ndim > 1 and "pos" not in name else 0.6
             parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64) * spread)
@@ -228,7 +229,7 @@ def make_allowed_mask(case: Case, num_queries: int, num_keys: int) -> Tensor | N
         return torch.ones(num_queries, num_keys, dtype=torch.bool)
     if case.mask_kind in ("causal", "high_scores"):
         return torch.ones(num_queries, num_keys, dtype=torch.bool).tril()
-    with seed_rng_temporarily("mask"):
+    with seed_torch_rng_from_text_temporarily("mask"):
         allowed = torch.rand(num_queries, num_keys) > 0.5
     row = torch.arange(num_queries)
     allowed[row, row % num_keys] = True

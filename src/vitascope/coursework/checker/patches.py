@@ -22,8 +22,9 @@ from vitascope.coursework.checker.part_checker import (
     CorrectVariant,
     MaskPolarity,
     NamedTensors,
+    OutputInReferenceAxes,
     PartChecker,
-    draw_inputs_for_case,
+    draw_seeded_inputs_for_case,
 )
 from vitascope.coursework.checker.recognition import ArgumentRoles, UserCode, call_by_roles, normalize_identifier
 from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
@@ -100,7 +101,7 @@ class PatchifyChecker(PartChecker):
                 roles[name] = "x" if "x" not in roles.values() else normalized
         return roles
 
-    def list_tiny_cases(self) -> list[Case]:
+    def list_tiny_example_cases(self) -> list[Case]:
         tiny = [
             Case(f"a {h}×{w} image in patches of {p}×{p}", self._make_case_sizes(1, h, w, p) | {"batch": 1}, tiny=True)
             for h, w, p in ((2, 2, 1), (4, 4, 2))
@@ -112,7 +113,7 @@ class PatchifyChecker(PartChecker):
         shape = (s["batch"], s["channels"], s["height"], s["width_"])
         if case.tiny:  # numbered pixels
             return {"x": torch.arange(s["height"] * s["width_"], dtype=torch.float64).view(shape)}
-        return draw_inputs_for_case(case, {"x": shape})
+        return draw_seeded_inputs_for_case(case, {"x": shape})
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         return [[CallConvention((text,), {"axis_order": axis_order})] for axis_order, text in AXIS_ORDERS.items()]
@@ -124,7 +125,7 @@ class PatchifyChecker(PartChecker):
         x = inputs["x"][0] if axis_order.startswith("single") else inputs["x"]
         return {"x": x.movedim(-3, -1) if axis_order.endswith("last") else x}
 
-    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
         axis_order, s = convention.settings["axis_order"], case.sizes
         x = self.convert_inputs_to_user_shapes(convention, case, inputs)["x"]
         count = s["height"] * s["width_"] // s["patch"] ** 2
@@ -161,13 +162,13 @@ class PatchifyChecker(PartChecker):
         weight = _find_first_weight_and_bias(self.module_factory.get_or_build_module({}, self.dtype, self.training))
         return patches if weight is None else project_patches(patches, *weight)
 
-    def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
+    def list_correct_reference_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         return [
             CorrectVariant({"pixels": order}, (f"the pixel order in a patch is {text}",))
             for order, text in PIXEL_ORDERS.items()
         ]
 
-    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         return PATCH_MISTAKES
 
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
@@ -186,7 +187,7 @@ class PatchifyChecker(PartChecker):
         shape = tuple(case.sizes[name] for name in ("batch", "channels", "height", "width_"))
         numbered = torch.arange(shape[0] * shape[1] * side * side, dtype=self.dtype).view(shape)
         try:
-            out = self.run_user_code_in_reference_axes(convention, case, {"x": numbered})[0].long()
+            out = self.run_user_code(convention, case, {"x": numbered})[0].long()
         except (RuntimeError, IndexError):
             return []
         row, column = out % (side * side) // side // size, out % side // size

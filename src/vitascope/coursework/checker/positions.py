@@ -12,6 +12,7 @@ from vitascope.coursework.checker.part_checker import (
     CorrectVariant,
     MaskPolarity,
     NamedTensors,
+    OutputInReferenceAxes,
     PartChecker,
 )
 from vitascope.coursework.checker.recognition import ArgumentRoles, UserCode, call_by_roles, normalize_identifier
@@ -111,7 +112,7 @@ class SinusoidalPositionsChecker(PartChecker):
             Case("one position", {"length": 1, "width": 8}),
         ]
 
-    def list_tiny_cases(self) -> list[Case]:
+    def list_tiny_example_cases(self) -> list[Case]:
         return [Case(_format_size(n, d), {"length": n, "width": d}, tiny=True) for n, d in ((1, 2), (2, 2), (2, 4))]
 
     def make_float64_inputs(self, case: Case) -> NamedTensors:
@@ -123,7 +124,7 @@ class SinusoidalPositionsChecker(PartChecker):
         batch = CallConvention(("the tokens have shape batch × token × feature",), {"axis_order": "batch"})
         return [[batch, CallConvention(("the tokens have shape token × batch × feature",), {"axis_order": "token"})]]
 
-    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
         length, width = case.sizes["length"], case.sizes["width"]
         if self.is_module:
             module = self.module_factory.get_or_build_module(dict(case.sizes), self.dtype, self.training)
@@ -152,7 +153,7 @@ class SinusoidalPositionsChecker(PartChecker):
             self.dtype
         )
 
-    def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
+    def list_correct_reference_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         return [
             CorrectVariant({}, ("sine and cosine features alternate",)),
             CorrectVariant({"halves": True}, ("the first half of the features is sine, the second half is cosine",)),
@@ -162,7 +163,7 @@ class SinusoidalPositionsChecker(PartChecker):
             ),
         ]
 
-    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         return SINUSOIDAL_MISTAKES
 
     def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
@@ -170,7 +171,7 @@ class SinusoidalPositionsChecker(PartChecker):
         if convention is None:
             return []
         case = self.list_cases()[0]
-        table = self.run_user_code_in_reference_axes(convention, case, {})
+        table = self.run_user_code(convention, case, {})
         if table.shape != (case.sizes["length"], case.sizes["width"]) or table.shape[0] < 4:
             return []
         zero, one = table[0].abs() < 1e-5, (table[0] - 1).abs() < 1e-5
@@ -183,7 +184,7 @@ class SinusoidalPositionsChecker(PartChecker):
         is_correct_order = (one[1::2].all() and zero[0::2].all()) or one[table.shape[1] // 2 :].all()
         return ["wrong-frequency"] if is_correct_order else ["sin-cos-swapped", "wrong-frequency"]
 
-    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+    def describe_symptoms(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         if user_result.shape != reference_result.shape:
             return [f"The table has shape {list(user_result.shape)} instead of {list(reference_result.shape)}."]
         correct_indices = [

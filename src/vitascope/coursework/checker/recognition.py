@@ -118,10 +118,10 @@ def guess_weight_or_bias_role(name: str) -> str | None:
     return "w" + letter if plain or re.fullmatch(r"w(q|k|v|o|qkv|out)", whole) else None
 
 
-def guess_argument_roles(function: Callable[..., Any], num_skipped: int = 0) -> ArgumentRoles:
+def guess_argument_roles(function: Callable[..., Any], num_skipped_arguments: int = 0) -> ArgumentRoles:
     """Return the role of each argument: x, q, k, v, mask, heads, a weight, or its name if the role is unknown."""
     roles: dict[str, str] = {}
-    for name, parameter in list(inspect.signature(function).parameters.items())[num_skipped:]:
+    for name, parameter in list(inspect.signature(function).parameters.items())[num_skipped_arguments:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         roles[name] = _guess_argument_role(name)
@@ -187,7 +187,7 @@ def get_source_or_empty(user_code: object) -> str:
         return ""
 
 
-def get_first_line_or_one(user_code: object) -> int:
+def get_first_line_number_or_one(user_code: object) -> int:
     """Return the line of its file at which the source code begins, counted from 1."""
     try:
         return max(1, inspect.getsourcelines(user_code)[1])  # pyright: ignore[reportArgumentType]
@@ -218,7 +218,7 @@ def _refine_class_part(part_by_name: str | None, class_or_module: UserCode) -> s
     cls = class_or_module if isinstance(class_or_module, type) else type(class_or_module)
     if part_by_name == "attention" or (part_by_name == "multi-head-attention"):
         forward = getattr(cls, "forward", cls.__call__)
-        roles = set(guess_argument_roles(forward, num_skipped=1).values())
+        roles = set(guess_argument_roles(forward, num_skipped_arguments=1).values())
         takes_qkv = {"q", "k", "v"} <= roles and not _source_may_define_layers(cls)
         return "attention" if takes_qkv else "multi-head-attention"
     if part_by_name == "sinusoidal-positions" and "sin" not in get_source_or_empty(cls).replace("sinusoidal", ""):
@@ -272,4 +272,4 @@ def find_ellipsis_line_or_zero(user_code: UserCode) -> int:
     ]
     for line in indexed:
         dots.remove(line)
-    return min(dots) + get_first_line_or_one(code) - 1 if dots else 0
+    return min(dots) + get_first_line_number_or_one(code) - 1 if dots else 0

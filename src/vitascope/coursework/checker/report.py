@@ -194,9 +194,9 @@ class CheckReport:
         """Return the lines below the headline, with the table of checks."""
         width = max((len(row.check) for row in self.table), default=0)
         table = [f"{RESULT_SIGNS[row.passed]} {row.check:<{width}}  {row.note}".rstrip() for row in self.table]
-        return self.list_findings() + table
+        return self.format_findings() + table
 
-    def list_findings(self) -> list[str]:
+    def format_findings(self) -> list[str]:
         """Return the mistakes, the evidence for them and the hints."""
         ignores_mask = IGNORED_MASK_EVIDENCE in self.evidence
         named = [name for name in self.mistakes if not (self.verdict or (name == "unknown" and ignores_mask))]

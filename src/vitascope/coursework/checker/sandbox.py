@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 from vitascope.coursework.checker.report import FileReport, build_report_from_dict
 from vitascope.errors import UserError
 
+ExitCode = int
 STARTUP_SECONDS = 120.0  # additional seconds for Python and PyTorch to start on a slow machine
 
 
@@ -71,7 +72,7 @@ def check_file_in_sandbox(
         )
 
 
-def _run_task_in_pooled_process(task: CheckTask) -> int | None:
+def _run_task_in_pooled_process(task: CheckTask) -> ExitCode | None:
     """Return the exit code, or None if the process was killed after the timeout."""
     if not hasattr(os, "fork"):
         return _run_task_in_new_process(task)
@@ -94,7 +95,7 @@ class ForkServer:
         )
         atexit.register(self.close)
 
-    def run_task(self, task: CheckTask) -> int | None:
+    def run_task(self, task: CheckTask) -> ExitCode | None:
         if self.process.stdin is None or self.process.stdout is None:
             raise UserError("The checker process could not be started: it has no pipes.")
         self.process.stdin.write(json.dumps(task) + "\n")
@@ -114,7 +115,7 @@ class ForkServer:
 IDLE_FORK_SERVERS: list[ForkServer] = []
 
 
-def _run_task_in_new_process(task: CheckTask) -> int | None:
+def _run_task_in_new_process(task: CheckTask) -> ExitCode | None:
     """Start a new process for each file, where processes cannot fork (Windows)."""
     with Path(task["log_file"]).open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
@@ -142,7 +143,7 @@ def _build_child_environment() -> dict[str, str]:
 
 
 def _build_file_report(
-    messages: list[WorkerMessage], exit_code: int | None, time_limit_seconds: float, log: str
+    messages: list[WorkerMessage], exit_code: ExitCode | None, time_limit_seconds: float, log: str
 ) -> FileReport:
     reports = FileReport()
     started = None
@@ -161,7 +162,9 @@ def _build_file_report(
     return reports
 
 
-def _explain_early_exit(exit_code: int | None, unfinished_name: str | None, time_limit_seconds: float, log: str) -> str:
+def _explain_early_exit(
+    exit_code: ExitCode | None, unfinished_name: str | None, time_limit_seconds: float, log: str
+) -> str:
     """Explain why the process ended before all parts were checked."""
     activity = unfinished_name or "Loading the file"
     if exit_code is None or -exit_code in (getattr(signal, "SIGALRM", None), getattr(signal, "SIGPROF", None)):

@@ -16,9 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from vitascope.coursework.checker.check import CheckStarted, UnrecognizedNames, check_parts_yielding_progress
+from vitascope.coursework.checker.check import (
+    CheckStarted,
+    UnrecognizedNames,
+    check_parts_yielding_progress_and_reports,
+)
 from vitascope.coursework.checker.report import CheckReport
-from vitascope.coursework.checker.sandbox import CheckTask, WorkerMessage
+from vitascope.coursework.checker.sandbox import CheckTask, ExitCode, WorkerMessage
 from vitascope.errors import UserError, shorten_error_message
 
 WALL_CLOCK_FACTOR = 10.0  # wall-clock limit, as a multiple of the computing time limit
@@ -31,7 +35,7 @@ def main() -> None:
         print(json.dumps({"code": run_task_in_forked_child(json.loads(line))}), flush=True)
 
 
-def run_task_in_forked_child(task: CheckTask) -> int | None:
+def run_task_in_forked_child(task: CheckTask) -> ExitCode | None:
     """Run the task in a child process; return its exit code, or None if it was killed after the timeout.
 
     Processes that the child has started are killed too."""
@@ -60,7 +64,7 @@ def run_task_in_forked_child(task: CheckTask) -> int | None:
 def run_task_and_exit(task: CheckTask) -> NoReturn:
     """Check a file, write one message per line to the output file, and exit."""
     path, output_path = Path(task["file"]).resolve(), Path(task["output_file"]).resolve()
-    limit_cpu_and_wall_time(task["time_limit_seconds"])
+    restart_cpu_and_wall_time_limits(task["time_limit_seconds"])
     limit_additional_memory(task["memory_limit_gib"])
     with output_path.open("a", encoding="utf-8") as file:
 
@@ -69,17 +73,17 @@ def run_task_and_exit(task: CheckTask) -> NoReturn:
             file.flush()
 
         try:
-            for progress in check_parts_yielding_progress(
+            for progress in check_parts_yielding_progress_and_reports(
                 enter_folder_and_import_file(path), task["name"], task["part"]
             ):
                 match progress:
                     case CheckReport():
                         send(_make_report_or_memory_error(progress, task["memory_limit_gib"]))
                     case CheckStarted():
-                        limit_cpu_and_wall_time(task["time_limit_seconds"])
+                        restart_cpu_and_wall_time_limits(task["time_limit_seconds"])
                         send({"started": progress.name})
                     case UnrecognizedNames():
-                        limit_cpu_and_wall_time(task["time_limit_seconds"])
+                        restart_cpu_and_wall_time_limits(task["time_limit_seconds"])
                         send({"unrecognized_names": progress.names})
         except BaseException as error:
             send({"error": explain_error(error, path, task["memory_limit_gib"])})
@@ -136,14 +140,15 @@ def _format_memory_error(name: str, memory_limit_gib: float, location: str = "")
     return f"{name} needs more than {memory_limit_gib:g} GiB of memory{location}. Increase the limit with --memory."
 
 
-def limit_cpu_and_wall_time(seconds: float) -> None:
-    """End this process after `seconds` of computing time, or ten times as many seconds of wall-clock time.
+def restart_cpu_and_wall_time_limits(cpu_seconds: float) -> None:
+    """Restart both timers: end this process after `cpu_seconds` of computing time, or ten times as many of wall-clock
+    time.
 
     Computing time does not depend on other programs, so a busy machine gives the same verdict."""
     if hasattr(signal, "setitimer"):
         for timer, signal_number, limit in (
-            (signal.ITIMER_PROF, signal.SIGPROF, seconds),
-            (signal.ITIMER_REAL, signal.SIGALRM, WALL_CLOCK_FACTOR * seconds),
+            (signal.ITIMER_PROF, signal.SIGPROF, cpu_seconds),
+            (signal.ITIMER_REAL, signal.SIGALRM, WALL_CLOCK_FACTOR * cpu_seconds),
         ):
             signal.signal(signal_number, signal.SIG_DFL)
             signal.setitimer(timer, limit)

@@ -20,7 +20,7 @@ from vitascope.coursework.checker.image_embedding import (
     PATCH_MISTAKES,
     PIXEL_ORDERS,
     POSITION_MISTAKES,
-    assemble_tokens,
+    add_class_token_and_positions_by_variant,
     extract_patches_by_variant,
     select_first_or_last_token,
 )
@@ -33,8 +33,9 @@ from vitascope.coursework.checker.part_checker import (
     CorrectVariant,
     MaskPolarity,
     NamedTensors,
+    OutputInReferenceAxes,
     PartChecker,
-    draw_inputs_for_case,
+    draw_seeded_inputs_for_case,
     format_observation,
 )
 from vitascope.coursework.checker.recognition import UserCode
@@ -111,7 +112,7 @@ class ViTChecker(PartChecker):
 
     def make_float64_inputs(self, case: Case) -> NamedTensors:
         s = case.sizes
-        return draw_inputs_for_case(case, {"images": (s["batch"], s["channels"], s["side"], s["side"])})
+        return draw_seeded_inputs_for_case(case, {"images": (s["batch"], s["channels"], s["side"], s["side"])})
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         return [[CallConvention(("the images have shape batch × channel × height × width",), {})]]
@@ -119,7 +120,7 @@ class ViTChecker(PartChecker):
     def get_or_build_module(self) -> nn.Module:
         return self.module_factory.get_or_build_module({}, self.dtype, self.training)
 
-    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
         module = self.get_or_build_module()
         name = next(iter(inspect.signature(module.forward).parameters))
         return select_matching_or_first_tensor(module(**{name: inputs["images"]}), (case.sizes["batch"], 5))
@@ -131,7 +132,7 @@ class ViTChecker(PartChecker):
         order = {"order": variant_or_mistakes["patch_order"]} if "patch_order" in variant_or_mistakes else {}
         patch_options = {name: variant_or_mistakes[name] for name in ("pixels", "cut") if name in variant_or_mistakes}
         patches = extract_patches_by_variant(inputs["images"], self.patch_size, patch_options | order)
-        tokens = assemble_tokens(
+        tokens = add_class_token_and_positions_by_variant(
             layers.normalize_and_project_patches(patches),
             layers.class_token,
             layers.position_table,
@@ -145,7 +146,7 @@ class ViTChecker(PartChecker):
             tokens = tokens + layers.position_table[: tokens.shape[1]]
         return _normalize_pool_and_classify(tokens, layers, variant_or_mistakes)
 
-    def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
+    def list_correct_reference_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         layers = get_or_find_vit_layers(self.sample_module, self.width, self.patches_per_side**2)
         pixel_variants = [CorrectVariant({"pixels": "chw"}, ())]
         if isinstance(layers.patch_projection, nn.Linear):
@@ -173,7 +174,7 @@ class ViTChecker(PartChecker):
             get_or_find_vit_layers(self.sample_module, self.width).blocks[0], self.width, self.module_factory.has_heads
         )
 
-    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         layers = get_or_find_vit_layers(self.sample_module, self.width, self.patches_per_side**2)
         missing_ids = {mistake.mistake_id for mistake in self.find_missing_layer_mistakes(convention)}
         block_mistakes = [
@@ -191,7 +192,7 @@ class ViTChecker(PartChecker):
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
         return list(self.get_or_build_module().parameters())
 
-    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+    def describe_symptoms(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         if user_result.shape != reference_result.shape:
             return [f"The output has shape {list(user_result.shape)} instead of {list(reference_result.shape)}."]
         lines = []
@@ -199,7 +200,7 @@ class ViTChecker(PartChecker):
             lines.append(
                 "The outputs sum to 1, so the model ends with a softmax. The cross-entropy loss expects logits."
             )
-        single_result = self.run_user_code_in_reference_axes(
+        single_result = self.run_user_code(
             convention,
             self.list_cases()[0],
             {"images": self.make_float64_inputs(self.list_cases()[0])["images"][:1].to(self.dtype)},

@@ -48,12 +48,15 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
 
 
 def _add_accuracy_table(
-    report: SheetReport, cells: list[CombinationResults], alone: CombinationResults, image_counts: list[int]
+    report: SheetReport,
+    cells: list[CombinationResults],
+    single_run_results: CombinationResults,
+    image_counts: list[int],
 ) -> None:
     """Add the sheet's numbers beside those measured here, for large and small patches."""
     few, many, few_small, many_small = cells
-    time_alone = compute_time_to_accuracy(alone, SHEET_ACCURACY, "waited")
-    num_epochs = len(alone.get_curves("val_accuracy")[0])
+    time_alone = compute_time_to_accuracy(single_run_results, SHEET_ACCURACY, "waited")
+    num_epochs = len(single_run_results.get_curves_of_all_seeds("val_accuracy")[0])
     rows = [
         [
             f"accuracy with {image_counts[1]:,} images",
@@ -79,13 +82,13 @@ def _add_accuracy_table(
     report.add_table(["quantity", "the sheet", *header], rows)
 
 
-def _add_conclusions(report: SheetReport, results: StudyResults, alone: CombinationResults) -> None:
+def _add_conclusions(report: SheetReport, results: StudyResults, single_run_results: CombinationResults) -> None:
     """Add the comparison of the patch sizes, overfitting, and the measurements."""
     few, many, few_small, many_small = results.combinations
     large, small = (_describe_patches(cell.settings["model.patch_size"]) for cell in (many, many_small))
     time, time_alone = (
         compute_time_to_accuracy(many, SHEET_ACCURACY),
-        compute_time_to_accuracy(alone, SHEET_ACCURACY, "waited"),
+        compute_time_to_accuracy(single_run_results, SHEET_ACCURACY, "waited"),
     )
     num_epochs = time_alone.num_epochs
     likely = """A likely reason: without a position embedding the model sees an unordered set of patches. Only the
@@ -121,7 +124,7 @@ def _describe_models(large_patch_config: ModelConfig, small_patch_config: ModelC
 def _find_run_for_combination(experiments: SheetExperiments, cell: CombinationResults) -> Run:
     """Find the first run of a combination."""
     fraction, size = float(cell.settings["data.fraction"]), int(cell.settings["model.patch_size"])
-    return experiments.find_run("images", **{"data.fraction": fraction, "model.patch_size": size})
+    return experiments.find_first_finished_run("images", **{"data.fraction": fraction, "model.patch_size": size})
 
 
 def _describe_patches(patch_size: Size | str) -> str:
@@ -129,7 +132,7 @@ def _describe_patches(patch_size: Size | str) -> str:
 
 
 def _format_accuracy(cell: CombinationResults) -> str:
-    num_epochs = len(cell.get_curves("val_accuracy")[0])
+    num_epochs = len(cell.get_curves_of_all_seeds("val_accuracy")[0])
     return f"{cell.formatted_accuracy}, {num_epochs} epochs, {cell.compute_mean('seconds'):.0f} s per run"
 
 

@@ -87,14 +87,14 @@ def _evaluate_best_claim(study_result: StudyResults, cell: CombinationResults, a
     if len(best.results) < 2:
         return ClaimVerdict("one seed", f"{cell.formatted_accuracy}; the best has {best.formatted_accuracy}")
     if cell is best:
-        equal = "; ".join(other.name for other in study_result.not_worse_combinations)
+        equal = "; ".join(other.name for other in study_result.combinations_tied_with_best)
         compared = f"not significantly different: {equal}" if equal else "all others are significantly worse"
         return ClaimVerdict(
             NOT_SIGNIFICANT if equal and not allows_ties else "holds",
             f"{cell.formatted_accuracy}, the best; {compared}",
         )
     measurement = f"{cell.formatted_accuracy}; {best.name} has {best.formatted_accuracy}"
-    if cell not in study_result.not_worse_combinations:
+    if cell not in study_result.combinations_tied_with_best:
         return ClaimVerdict("does not hold", measurement)
     return ClaimVerdict(NOT_SIGNIFICANT, f"{measurement}, which is not significantly different")
 
@@ -103,7 +103,7 @@ def format_accuracy_difference_and_verdict(
     baseline: CombinationResults, variant: CombinationResults, num_comparisons: int
 ) -> AccuracyGain:
     """Compare a variant with its baseline, seed by seed, corrected for the number of comparisons."""
-    difference = variant.compute_difference(baseline, num_comparisons)
+    difference = variant.compute_accuracy_difference_from(baseline, num_comparisons)
     if difference is None:
         return AccuracyGain("–", "not compared")
     return AccuracyGain(difference.format_with_interval(100), difference.effect)

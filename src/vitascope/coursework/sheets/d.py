@@ -126,11 +126,11 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
     )
     report.add_heading("The position embedding")
     report.save_and_add_figure("positions", plot_sinusoidal_positions([(100, 16), (1000, 160)]))
-    claims = " ".join(_run_study_and_add_section(experiments, report, name) for name in STUDIES)
-    costs = _add_cost_and_return_exponents(experiments, report)
+    claims = " ".join(_run_study_add_section_and_summarize_claims(experiments, report, name) for name in STUDIES)
+    costs = _add_attention_cost_and_return_exponents(experiments, report)
     _add_small_image_section(report)
     run_or_skip_initialization_comparison(experiments, report, weights)
-    gains = _run_small_data_comparisons(experiments, report)
+    gains = _run_and_add_small_data_comparisons(experiments, report)
     unfused, fused = costs["written out"], costs["fused"]
     effects = "; ".join(f"{name} {gain.points} points ({gain.verdict})" for name, gain in gains.items())
     report.add_questions_from_template(
@@ -138,7 +138,9 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
     )
 
 
-def _run_study_and_add_section(experiments: SheetExperiments, report: SheetReport, study_name: str) -> str:
+def _run_study_add_section_and_summarize_claims(
+    experiments: SheetExperiments, report: SheetReport, study_name: str
+) -> str:
     """Run one study and return the verdicts on the sheet's claims as text."""
     override, claims = STUDIES[study_name]
     results = experiments.run_study(study_name, "sheet-d", [override, *(QUICK_OVERRIDES if experiments.quick else [])])
@@ -146,10 +148,10 @@ def _run_study_and_add_section(experiments: SheetExperiments, report: SheetRepor
     report.save_and_add_figure(study_name, draw_study_curves(results))
     report.add_table(*build_results_table(results))
     report.add_text(f"{results.conclusion} Every run has {results.max_epochs} epochs. {results.timing_note}")
-    return _add_claims_and_summarize(report, study_name, claims, results)
+    return _add_claim_verdicts_and_summarize(report, study_name, claims, results)
 
 
-def _add_claims_and_summarize(
+def _add_claim_verdicts_and_summarize(
     report: SheetReport, study_name: str, claims: list[Claim], study_result: StudyResults
 ) -> str:
     """Add the verdicts on the sheet's claims and return them as text."""
@@ -177,7 +179,9 @@ def _explain_bonferroni_correction(subject: str, num_seeds: int, comparisons_tex
     return f"{interval} corrected for {comparisons_text} (Bonferroni)."
 
 
-def _add_cost_and_return_exponents(experiments: SheetExperiments, report: SheetReport) -> dict[str, dict[str, float]]:
+def _add_attention_cost_and_return_exponents(
+    experiments: SheetExperiments, report: SheetReport
+) -> dict[str, dict[str, float]]:
     """Measure the cost of attention; return implementation -> exponents of seconds and peak_bytes."""
     measurement = experiments.load_or_measure_and_store(
         "cost", lambda: _measure_attention_cost(choose_or_check_device(experiments.device))
@@ -267,7 +271,7 @@ def _add_small_image_section(report: SheetReport) -> None:
     )
 
 
-def _run_small_data_comparisons(experiments: SheetExperiments, report: SheetReport) -> dict[str, AccuracyGain]:
+def _run_and_add_small_data_comparisons(experiments: SheetExperiments, report: SheetReport) -> dict[str, AccuracyGain]:
     """Measure each change with little data; return change -> gain."""
     report.add_heading("Little data: a thousand images")
     gains: dict[str, AccuracyGain] = {}

@@ -51,22 +51,24 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
 
 
 def _add_time_to_accuracy_table(
-    report: SheetReport, cells: list[CombinationResults], alone: CombinationResults
+    report: SheetReport, cells: list[CombinationResults], single_run_results: CombinationResults
 ) -> None:
     """Add when each target accuracy was reached, in the study and in the single run."""
-    num_epochs = len(alone.get_curves("val_accuracy")[0])
+    num_epochs = len(single_run_results.get_curves_of_all_seeds("val_accuracy")[0])
     header = ["held-out accuracy", "points", *(f"{cell.settings['train.epochs']} epochs" for cell in cells)]
     rows = [
         [
             f"{target:.0%}",
             "2",
             *(str(compute_time_to_accuracy(cell, target)) for cell in cells),
-            str(compute_time_to_accuracy(alone, target, "waited")),
+            str(compute_time_to_accuracy(single_run_results, target, "waited")),
         ]
         for target in TARGET_ACCURACIES
     ]
     final = [f"{cell.formatted_accuracy}, {cell.compute_mean('seconds'):.0f} s" for cell in cells]
-    final.append(f"{alone.formatted_accuracy}, {alone.get_curves('waited')[0][-1]:.0f} s")
+    final.append(
+        f"{single_run_results.formatted_accuracy}, {single_run_results.get_curves_of_all_seeds('waited')[0][-1]:.0f} s"
+    )
     rows.append(["final accuracy", "", *final])
     report.add_table([*header, f"{num_epochs} epochs, a single run"], rows)
 

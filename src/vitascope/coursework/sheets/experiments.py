@@ -46,7 +46,7 @@ class SheetExperiments:
     def print_line(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
 
-    def format_title(self, study_name: str) -> str:
+    def format_study_title(self, study_name: str) -> str:
         """Return the study's position in the sheet and its title."""
         if study_name not in self.study_titles:
             return f"Experiment: {study_name}"
@@ -69,7 +69,7 @@ class SheetExperiments:
             [*overrides, f"train.device={self.device}"],
             self.num_seeds,
             eval_split=eval_split,
-            allow_single=True,
+            allow_no_variation=True,
         )
         self._print_design(study_name, design)
         first = design.build_recipe(design.combinations[0], design.seeds[0])
@@ -86,17 +86,17 @@ class SheetExperiments:
             queue, single_runs_only=self.max_batched_runs == 1, needs_weights=needs_weights
         )
         for outcome in run_trials(queue, folder, max_runs_per_batch=self.max_batched_runs):
-            finished_runs.record_finished_runs(queue, folder)
+            finished_runs.append_unrecorded_finished_runs(queue, folder)
             print_trial_outcome(outcome, self.console)
-        finished_runs.record_finished_runs(queue, folder)  # also runs that finished just before an interruption
+        finished_runs.append_unrecorded_finished_runs(queue, folder)  # also those just before an interruption
         results = collect_results(design, queue.trials)
-        self._check_complete(study_name, results)
+        self._check_study_is_complete(study_name, results)
         self.machine_names.extend(name for name in results.machine_names if name not in self.machine_names)
         return results
 
     def _print_design(self, study_name: str, design: Design) -> None:
         varied = "".join(f" {key}={','.join(values)}" for key, values in design.values_by_setting.items())
-        self.print_line(f"{self.format_title(study_name)}. {design.size_text}{':' if varied else ''}{varied}")
+        self.print_line(f"{self.format_study_title(study_name)}. {design.size_text}{':' if varied else ''}{varied}")
 
     def _print_image_counts(self, design: Design, train_labels: Labels) -> None:
         """Print the number of training images for each data.fraction, if it is varied."""
@@ -109,15 +109,15 @@ class SheetExperiments:
             count = len(draw_stratified_subset_indices(labels, data.fraction, seed))
             self.print_line(f"data.fraction={fraction}: {count:,} training images")
 
-    def _check_complete(self, study_name: str, results: StudyResults) -> None:
+    def _check_study_is_complete(self, study_name: str, results: StudyResults) -> None:
         """Reject a study with failed or unfinished runs."""
         if results.failed_trials:
             combination, reason = results.failed_trials[0]
-            raise UserError(f"{self.format_title(study_name)}: {combination} failed: {reason}")
+            raise UserError(f"{self.format_study_title(study_name)}: {combination} failed: {reason}")
         if results.num_unfinished or not results.combinations:
             raise UserError(
-                f"{self.format_title(study_name)}: another process is training some of the runs. Repeat the command "
-                "when it has finished."
+                f"{self.format_study_title(study_name)}: another process is training some of the runs. Repeat the "
+                "command when it has finished."
             )
 
     def load_or_measure_and_store(self, measurement_name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class SheetExperiments:
         """Return a copy for a single run, trained alone, whose seconds include the set-up."""
         return replace(self, num_seeds=1, max_batched_runs=1)
 
-    def find_run(self, study_name: str, **settings: object) -> Run:
+    def find_first_finished_run(self, study_name: str, **settings: object) -> Run:
         """Return the first finished run of a study with these settings, such as data.fraction=0.8."""
         for path in sorted((self.folder / study_name / "runs").glob("*/*/model.safetensors")):
             recipe = Run(path.parent).recipe
@@ -219,7 +219,7 @@ class FinishedRuns:
                 loaders[format_combination(settings, f"seed {seed}")] = loader
             return loader is not None
 
-        trials = queue.take_matching_trials(queue.num_waiting, has_result)
+        trials = queue.take_matching_unstarted_trials(queue.num_waiting, has_result)
         with ExitStack() as stack:
             for trial in trials:
                 stack.enter_context(queue.send_heartbeats_while_open(trial))
@@ -240,7 +240,7 @@ class FinishedRuns:
                     f"{label}: reuses a finished run with the same settings", highlight=False, soft_wrap=True
                 )
 
-    def record_finished_runs(self, queue: TrialQueue, study_folder: Path) -> None:
+    def append_unrecorded_finished_runs(self, queue: TrialQueue, study_folder: Path) -> None:
         """Append the runs that this study has finished, without reused ones."""
         make_folder(self.folder)
         recorded = {(record["judge"], record["run"]) for record in self._read_records()}

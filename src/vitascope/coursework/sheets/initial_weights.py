@@ -67,7 +67,7 @@ def run_or_skip_initialization_comparison(
         )
         for study_name, _ in INITIALIZATIONS.values():
             experiments.print_line(
-                f"{experiments.format_title(study_name)}: skipped, because the pretrained weights are missing."
+                f"{experiments.format_study_title(study_name)}: skipped, because the pretrained weights are missing."
             )
         return
     weights_path = resolve_local_model_ref(experiments.weights_ref or DEFAULT_WEIGHTS)
@@ -92,7 +92,7 @@ def _add_initialization_results_section(
     report: SheetReport, cells: dict[str, CombinationResults], weights_name: str
 ) -> None:
     scratch, resized, changed = cells.values()
-    epochs = len(scratch.get_curves("train_accuracy")[0])
+    epochs = len(scratch.get_curves_of_all_seeds("train_accuracy")[0])
     rows = [
         [
             name,
@@ -129,4 +129,4 @@ def _add_initialization_results_section(
 
 
 def _compute_first_epoch_accuracy(cell: CombinationResults) -> float:
-    return mean(curve[0] for curve in cell.get_curves("train_accuracy"))
+    return mean(curve[0] for curve in cell.get_curves_of_all_seeds("train_accuracy"))

@@ -13,7 +13,8 @@ from tests.training.tiny import shared_run
 from vitascope import UserError
 from vitascope.data.config import AugmentConfig, DataConfig
 from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
-from vitascope.recipe.reading import RENAMED, RENAMED_VALUES, convert_old_settings, read_recipe
+from vitascope.recipe.old_settings import RENAMED, RENAMED_VALUES, convert_old_settings
+from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.train import TrainConfig
 from vitascope.run.directory import Run
 from vitascope.training.objectives.dino import DinoConfig

@@ -14,15 +14,15 @@ from vitascope.cli.console import create_console, create_table, format_bytes, fo
 from vitascope.coursework.sheets.figures import plot_additive_causal_mask, plot_sinusoidal_positions
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.draw import DIVERGING
-from vitascope.draw.explanation import (
+from vitascope.draw.explanation import draw_forward_pass, draw_patch_borders
+from vitascope.draw.images import (
     choose_group_colours,
-    draw_forward_pass,
-    draw_patch_borders,
+    draw_heatmap,
+    draw_image_tiles,
     hatch_patches,
     outline_patch_groups,
     write_group_numbers_on_patches,
 )
-from vitascope.draw.images import draw_heatmap, draw_image_tiles
 from vitascope.draw.style import add_caption, create_figure, save_figure
 from vitascope.errors import UserError, format_count
 from vitascope.inference.classifier import Classifier

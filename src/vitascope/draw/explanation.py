@@ -1,23 +1,17 @@
 """Figures of explanations: maps over images, marked patches, deletion and insertion curves, heads, stages of a pass."""
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.patches import Rectangle
-from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from vitascope.draw import COLOURS, DIVERGING, SEQUENTIAL
 from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_labels, shorten_name
 
 MAX_DETAIL_ALPHA = 0.2  # of the image's strongest details, drawn in white and black over a map
-REMOVED_COLOUR = "#888888"
 LINE_COLOURS = (*COLOURS, "#000000")
-GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def draw_heat_maps_over_image(
@@ -198,7 +192,6 @@ def _draw_image_with_query(
 
 
 MAX_CLASSES = 12
-NUMBER_WIDTH_POINTS, MIN_FONT_SIZE = 160, 3.5  # font size of a digit as wide as the panel; smallest font size
 
 
 def draw_forward_pass(
@@ -248,33 +241,6 @@ def _draw_probabilities(panel: Axes, probabilities: NDArray, class_names: list[s
     set_labels(panel, "5  prediction", "probability in %", "class")
 
 
-def outline_patch_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
-    """Draw white lines with a black edge between groups. `group_map`: group of each patch, row × column."""
-    height, width = patch_size
-    lines = []
-    for row, column in np.argwhere(group_map[:, 1:] != group_map[:, :-1]):
-        x, y = (column + 1) * width - 0.5, row * height - 0.5  # pixel 0 is drawn from -0.5 to 0.5
-        lines.append([(x, y), (x, y + height)])
-    for row, column in np.argwhere(group_map[1:] != group_map[:-1]):
-        x, y = column * width - 0.5, (row + 1) * height - 0.5
-        lines.append([(x, y), (x + width, y)])
-    panel.add_collection(LineCollection(lines, colors="black", linewidths=3))
-    panel.add_collection(LineCollection(lines, colors="white", linewidths=1.2))
-
-
-def write_group_numbers_on_patches(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
-    """Write a number on the patches of each group of several; where patches are small, only on the first of a group."""
-    groups, first_indices, sizes = np.unique(group_map, return_index=True, return_counts=True)
-    numbers = {group: number for number, group in enumerate(groups[sizes > 1].tolist(), start=1)}
-    width = NUMBER_WIDTH_POINTS / (max(group_map.shape) * len(str(len(numbers))))
-    size = min(max(width, MIN_FONT_SIZE), 9)
-    for index, ((row, column), group) in enumerate(np.ndenumerate(group_map)):
-        if group in numbers and (width >= MIN_FONT_SIZE or index in first_indices):
-            x, y = (column + 0.5) * patch_size[1] - 0.5, (row + 0.5) * patch_size[0] - 0.5
-            text = panel.text(x, y, str(numbers[group]), ha="center", va="center", fontsize=size, color="white")
-            text.set_path_effects([withStroke(linewidth=1, foreground="black")])
-
-
 def draw_patch_borders(
     panel: Axes, grid_shape: tuple[int, int], patch_size: tuple[float, float], line_width: float = 0.8
 ) -> None:
@@ -283,20 +249,3 @@ def draw_patch_borders(
         panel.axhline(row * patch_size[0] - 0.5, color=COLOURS[4], linewidth=line_width)
     for column in range(1, grid_shape[1]):
         panel.axvline(column * patch_size[1] - 0.5, color=COLOURS[4], linewidth=line_width)
-
-
-def hatch_patches(panel: Axes, patch_mask: NDArray, patch_size: tuple[int, int]) -> None:
-    """Cover the patches where `patch_mask` (row × column) is true with a grey hatch."""
-    height, width = patch_size
-    for row, column in np.argwhere(patch_mask):
-        corner = (column * width - 0.5, row * height - 0.5)
-        rectangle = Rectangle(
-            corner, width, height, facecolor=REMOVED_COLOUR, linewidth=0, edgecolor="white", hatch="///"
-        )
-        panel.add_patch(rectangle)
-
-
-def choose_group_colours(num_groups: int) -> NDArray:
-    """Return different colours, group × RGB. Successive hues are a golden ratio apart, so they differ clearly."""
-    colours = [colormaps["hsv"](group * GOLDEN_RATIO % 1)[:3] for group in range(num_groups)]
-    return np.array(colours).reshape(num_groups, 3)

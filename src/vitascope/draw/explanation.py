@@ -198,7 +198,7 @@ def _draw_image_with_query(
 
 
 MAX_CLASSES = 12
-NUMBER_WIDTH_POINTS, MIN_FONT_SIZE = 160, 3.5  # font size of a digit as wide as the panel; smallest font size
+NUMBER_WIDTH_POINTS, MIN_FONT_SIZE = 130, 3.5  # font size of a digit as wide as the panel; smallest font size
 
 
 def draw_forward_pass(

@@ -289,8 +289,9 @@ def hatch_patches(panel: Axes, patch_mask: NDArray, patch_size: tuple[int, int])
     """Cover the patches where `patch_mask` (row × column) is true with a grey hatch."""
     height, width = patch_size
     for row, column in np.argwhere(patch_mask):
-        corner, style = (column * width - 0.5, row * height - 0.5), {"edgecolor": "white", "hatch": "///"}
-        panel.add_patch(Rectangle(corner, width, height, facecolor=REMOVED_COLOUR, linewidth=0, **style))
+        corner = (column * width - 0.5, row * height - 0.5)
+        patch = Rectangle(corner, width, height, facecolor=REMOVED_COLOUR, edgecolor="white", hatch="///", linewidth=0)
+        panel.add_patch(patch)
 
 
 def choose_group_colours(num_groups: int) -> NDArray:

@@ -202,7 +202,10 @@ def test_recording_runs(vitascope, trained) -> None:
     [
         (("evaluate", "runs/digits", "--split", "tset"), "There is no split 'tset'. Did you mean test?"),
         (("evaluate", "runs/digits", "--views", "2"), "this run was trained with data.augment.flip=0"),
-        (("evaluate", "runs/digits", "--data", "clothes.npz"), "has classes unknown to the model: 10"),
+        (
+            ("evaluate", "runs/digits", "--data", "clothes.npz"),
+            "clothes.npz has labels 0 to 10, but the model has 10 classes (0 to 9). Use",
+        ),
         (("evaluate", "runs/digits", "--data", "parts", "--split", "val"), "parts has no val split. Choose one with"),
         (("evaluate", "runs/digits", "--data", "photos", "--split", "val"), "has no splits. Omit --split"),
         (("evaluate", "runs/digits", "--data", "photos"), "classes unknown to the model: inner"),

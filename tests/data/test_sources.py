@@ -126,6 +126,13 @@ def test_an_npz_file_with_wrong_arrays_is_an_error(tmp_path, arrays, sentence) -
         open_source(tmp_path / "data.npz").load_split("train")
 
 
+def test_a_test_label_that_no_training_image_has_is_named(tmp_path) -> None:
+    x = np.zeros((3, 4, 4), np.uint8)
+    np.savez(tmp_path / "lab.npz", x_train=x, y_train=np.array([0, 4, 1]), x_test=x, y_test=np.array([0, 6, 1]))
+    with pytest.raises(UserError, match="from 0 to 4, the largest label in y_train; it contains 6"):
+        open_source(tmp_path / "lab.npz").load_split("test")
+
+
 def test_a_file_that_is_no_npz_is_an_error(tmp_path) -> None:
     (tmp_path / "data.npz").write_text("hello")
     with pytest.raises(UserError, match=r"is not a complete \.npz file"):

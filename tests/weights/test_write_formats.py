@@ -118,5 +118,5 @@ def test_a_state_dict_goes_back_to_timm_strictly(changes) -> None:
 
 
 def test_settings_that_timm_lacks_are_named() -> None:
-    with pytest.raises(UserError, match="does not support relu2"):
+    with pytest.raises(UserError, match="does not support mlp=relu2"):
         build_timm_model(ModelConfig(**(SMALL | {"mlp": "relu2"})))

@@ -137,16 +137,7 @@ def _print_adaptation_report(report: "AdaptationReport") -> None:
             right_aligned={"before", "after"},
         )
     )
-    rows = [
-        [
-            item.name,
-            _format_shape(item.before),
-            _format_shape(item.after),
-            item.how,
-            f"{item.lost:.1%}" if _explain_relative_error(item) else "–",
-        ]
-        for item in report.resampled
-    ]
+    rows = [_format_change_row(item) for item in report.resampled]
     if rows:
         columns = ["weight", "shape before", "shape after", "method", "relative error"]
         console.print(create_table("Changed weights", columns, rows, right_aligned={"relative error"}))
@@ -162,6 +153,12 @@ def _print_adaptation_report(report: "AdaptationReport") -> None:
     print(f"unchanged: {report.kept} tensors")
     if report.alternative:
         print(_describe_upscaling_alternative(report))
+
+
+def _format_change_row(change: "TensorChange") -> list[str]:
+    """Return the cells of a changed weight; a bias has no relative error."""
+    error = f"{change.lost:.1%}" if _explain_relative_error(change) else "–"
+    return [change.name, _format_shape(change.before), _format_shape(change.after), change.how, error]
 
 
 def _explain_relative_error(change: "TensorChange") -> str | None:

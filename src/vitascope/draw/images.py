@@ -26,7 +26,7 @@ from vitascope.draw.style import (
 
 REMOVED_COLOUR = "#888888"
 GOLDEN_RATIO = (5**0.5 - 1) / 2
-NUMBER_WIDTH_POINTS, MIN_FONT_SIZE = 160, 3.5  # font size of a digit as wide as the panel; smallest font size
+NUMBER_WIDTH_POINTS, MIN_FONT_SIZE = 130, 3.5  # font size of a digit as wide as the panel; smallest font size
 MAX_TITLE_WIDTH = 26  # characters of a tile's title that fit above it
 
 

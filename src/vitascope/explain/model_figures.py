@@ -93,11 +93,10 @@ def write_model_statistics_figures_and_json(
     if len(images) < MIN_IMAGES:
         raise UserError(f"Probes are averages and need at least {MIN_IMAGES} images, not {len(images)}.")
     make_folder(output_folder)
-    model, layout, num_given = subject.model, get_token_layout(subject.model), len(images)
-    indices = _choose_evenly_spaced_indices(num_given)
+    model, layout, indices = subject.model, get_token_layout(subject.model), _choose_evenly_spaced_indices(len(images))
+    images_text = f"{_describe_count(len(indices), len(images))} {images_description} images"
     images, labels = images[indices], labels and [labels[index] for index in indices.tolist()]
     statistics = compute_head_and_block_statistics(subject, images)
-    images_text = f"{_describe_count(len(statistics.features), num_given)} {images_description} images"
     text = (
         f"Averages over {images_text}. Each dot is one head. Block 0: the tokens before the first block. Attention "
         "distance: mean distance from a patch to the patches it attends to. Attention entropy: low is focused, high is "

@@ -82,8 +82,12 @@ def test_a_reduced_model_is_explained_by_every_method_on_its_own_predictions(red
 def test_a_patch_that_is_dropped_first_has_no_attention_later() -> None:
     model = made(drop_tokens=3)
     images = pictures(model, 1)
-    dropped = replay(model, images).memberships[1][0].sum(0) == 0
+    result = replay(model, images)
+    dropped = result.memberships[1][0].sum(0) == 0
     assert dropped.sum() == 3
+    states = result.spread_hidden_states_over_all_tokens()
+    assert torch.equal(states[3][:, dropped], states[0][:, dropped])  # they keep their last state
+    assert not torch.allclose(states[1][:, ~dropped], states[0][:, ~dropped])
     heatmap = explain(model, images, "attention")[0].flatten()
     assert (heatmap[dropped[1:]] == 0).all() and (heatmap > 0).sum() == 16 - 6  # the last block sees 10 patches
 

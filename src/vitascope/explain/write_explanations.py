@@ -35,6 +35,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, load_weights_file_into_model
 from vitascope.run.files import write_atomically
 from vitascope.shapes import Images, PatchHeatmap, TargetClasses
+from vitascope.training.hardware import set_malloc_to_keep_memory
 
 MAX_PROBE_IMAGES = 64  # images for the averages
 NUM_SHOWN_IMAGES = 3  # images in the strip
@@ -159,6 +160,7 @@ def write_explanations_and_statistics(
     split: str | None = None,
 ) -> ExplainReport:
     """Write everything; `analysis` adds statistics of the model on the run's images of `split` and over its epochs."""
+    set_malloc_to_keep_memory()  # occlusion and faithfulness run the same large batches many times
     # Loaded first, so that a wrong split is reported before anything is drawn.
     run_images = load_preprocessed_run_images(subject, split) if analysis else None
     report = write_explanation_figures(subject, loaded_images, request, output_folder)

@@ -51,8 +51,7 @@ def test_a_folder_decoded_on_demand_has_the_same_images_labels_and_identity(tmp_
     for one, other in ((stored, fetched), (stored.select(order), fetched.select(order))):
         assert torch.equal(one.fetch(slice(1, 3)), other.fetch(slice(1, 3)))
         assert all(
-            torch.equal(*pair)
-            for pair in zip(one.load_or_compute_statistics(), other.load_or_compute_statistics(), strict=True)
+            torch.equal(*pair) for pair in zip(one.statistics(), other.load_or_compute_statistics(), strict=True)
         )
         assert one.classes == other.classes == list(CLASSES) and one.image_shape == tuple(other.image_shape)
 
@@ -81,8 +80,7 @@ def test_unreadable_files_are_skipped_in_both_modes_and_found_only_once(tmp_path
     assert source.skipped_paths == other.skipped_paths == [str(folder / "bee" / "broken.jpg")]
     assert torch.equal(stored.images, fetched.images) and len(fetched) == 42
     assert all(
-        torch.equal(*pair)
-        for pair in zip(stored.load_or_compute_statistics(), fetched.load_or_compute_statistics(), strict=True)
+        torch.equal(*pair) for pair in zip(stored.statistics(), fetched.load_or_compute_statistics(), strict=True)
     )
     with pytest.raises(UserError, match="In all, 1 image cannot be read"):
         open_split(folder, 0, strict=True)
@@ -134,10 +132,10 @@ def test_a_fingerprint_of_an_older_version_is_still_recognised(tmp_path) -> None
 
 def test_statistics_are_computed_once_per_data_set(monkeypatch) -> None:
     images = torch.randint(0, 256, (5, 3, 4, 4), dtype=torch.uint8)
-    first = MemoryDataset(images, torch.arange(5)).load_or_compute_statistics()
+    first = MemoryDataset(images, torch.arange(5)).statistics()
     assert torch.allclose(first.mean, images.float().mean((0, 2, 3)) / 255)
     monkeypatch.setattr(pixel_statistics, "compute_mean_and_std", lambda _: pytest.fail("computed again"))
-    again = MemoryDataset(images.clone(), torch.arange(5)).load_or_compute_statistics()
+    again = MemoryDataset(images.clone(), torch.arange(5)).statistics()
     assert torch.equal(first.mean, again.mean) and torch.equal(first.std, again.std)
 
 

@@ -81,7 +81,7 @@ class Dataset:
         """Return a short text that is equal for equal data: see `data.fingerprint`."""
         return self._fingerprint
 
-    def load_or_compute_statistics(self) -> ChannelStatistics:
+    def statistics(self) -> ChannelStatistics:
         """Return mean and standard deviation per channel. They are stored on disk by fingerprint."""
         from vitascope.data.pixel_statistics import load_or_compute_statistics
 

@@ -86,7 +86,7 @@ def make_preprocessing_with_train_statistics(
     train_split: Dataset, image_size: ImageSize, num_channels: int
 ) -> Preprocessing:
     """Return the preprocessing with mean and standard deviation of the training images, in the model's channels."""
-    mean, std = train_split.load_or_compute_statistics()
+    mean, std = train_split.statistics()
     if len(mean) != num_channels:
         mean, std = (mean.mean().expand(num_channels), std.mean().expand(num_channels))
     return Preprocessing(image_size, tuple(mean.tolist()), tuple(std.tolist()))

@@ -135,7 +135,7 @@ def _summarize_split(
     fingerprints_by_split: dict[SplitName, list[Fingerprint]],
 ) -> SplitSummary:
     """Describe one split; `fingerprints_by_split` has those of every split."""
-    mean, std = split.load_or_compute_statistics()
+    mean, std = split.statistics()
     counts = torch.bincount(split.labels, minlength=len(class_names)).tolist()
     channels, height, width = split.image_shape
     per_class = dict(zip(class_names, counts, strict=True))

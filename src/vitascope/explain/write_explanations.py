@@ -30,12 +30,12 @@ from vitascope.explain.model_figures import (
 )
 from vitascope.explain.subject import denormalize_images, get_token_layout
 from vitascope.inference.classifier import Classifier
+from vitascope.inference.hardware import set_malloc_to_keep_memory
 from vitascope.inference.prediction import EXPLANATIONS_FILE, LoadedImages
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, load_weights_file_into_model
 from vitascope.run.files import write_atomically
 from vitascope.shapes import Images, PatchHeatmap, TargetClasses
-from vitascope.training.hardware import set_malloc_to_keep_memory
 
 MAX_PROBE_IMAGES = 64  # images for the averages
 NUM_SHOWN_IMAGES = 3  # images in the strip

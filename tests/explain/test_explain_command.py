@@ -14,7 +14,7 @@ from vitascope import UserError, open_model
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_gallery
-from vitascope.explain.attribution import METHODS
+from vitascope.explain.methods import METHODS
 from vitascope.explain.model_figures import (
     MAX_IMAGES,
     _choose_evenly_spaced_indices,

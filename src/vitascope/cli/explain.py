@@ -41,7 +41,7 @@ def explain(
     run: ModelRef,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", help="Image files or folders of images.")],
     out: Annotated[Path | None, typer.Option(help="Folder for figures and numbers. Default: explained/.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Methods, such as rollout,occlusion. Default: all seven.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Methods, such as rollout,occlusion. Default: all.")] = None,
     blocks: Annotated[str | None, typer.Option(help="Blocks to draw, from 1, such as 1,4,8. Default: all.")] = None,
     heads: Annotated[str | None, typer.Option(help="Heads to draw, from 1. Default: all.")] = None,
     query: QueryOption = None,
@@ -53,7 +53,7 @@ def explain(
         bool, typer.Option("--json", help="Print only JSON: predictions, maps and faithfulness.")
     ] = False,
 ) -> None:
-    """Explain predictions: attention maps, seven attribution methods, and how faithful each method is.
+    """Explain predictions: attention maps, attribution methods, and how faithful each method is.
 
     Example: vitascope explain runs/digits photo.png
     """
@@ -87,7 +87,7 @@ def _parse_query(query: str | None) -> "PatchPosition | None":
 
 
 def _parse_methods_or_list_all(method_list: str | None) -> list[str]:
-    from vitascope.explain.attribution import METHODS, find_method_key
+    from vitascope.explain.methods import METHODS, find_method_key
 
     return [find_method_key(name) for name in method_list.split(",")] if method_list is not None else list(METHODS)
 
@@ -111,7 +111,7 @@ def _write_explanations_showing_spinner(
 
 
 def _print_predictions_faithfulness_and_files(report: "ExplainReport", num_images: int, out_folder: Path) -> None:
-    from vitascope.explain.attribution import DESCRIPTIONS, get_method_label
+    from vitascope.explain.methods import describe_method_or_random, get_method_label
 
     rows = [
         [
@@ -136,7 +136,7 @@ def _print_predictions_faithfulness_and_files(report: "ExplainReport", num_image
         "a random order can score above 0, so compare each method with the row 'random', on many images."
     )
     for row in report.faithfulness:
-        print(f"  {get_method_label(row.method):<21}{DESCRIPTIONS[row.method]}")
+        print(f"  {get_method_label(row.method):<21}{describe_method_or_random(row.method)}")
     files = [_describe_figure_file(path) for path in report.files if path.suffix == ".png"]
     num_unlisted = len(files) - MAX_LISTED_FILES
     print("\n".join(files[:MAX_LISTED_FILES]) + (f"\n… and {num_unlisted} more" if num_unlisted > 0 else ""))

@@ -1,6 +1,6 @@
 """Explain predictions: attention maps, attribution methods, and how faithful they are."""
 
-from vitascope.explain.attribution import METHODS, explain, integrated_gradients, relevance, rollout
+from vitascope.explain.attribution import integrated_gradients, relevance, rollout
 from vitascope.explain.faithfulness import (
     Faithfulness,
     correlate_with_shuffled_weights,
@@ -9,6 +9,7 @@ from vitascope.explain.faithfulness import (
     measure_faithfulness,
 )
 from vitascope.explain.maps import attention_maps, compute_logits_and_maps, iterate_logits_and_maps
+from vitascope.explain.methods import METHODS, explain
 from vitascope.explain.subject import TokenLayout, get_token_layout
 
 __all__ = [

@@ -7,7 +7,7 @@ equally, and a dropped patch has none from then on.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -228,54 +228,6 @@ def attribute_by_occlusion(inputs: AttributionInputs) -> PatchHeatmap:
 
 def predict_probabilities(model: nn.Module, images: Images) -> Probabilities:
     return compute_logits(model, images).softmax(1)
-
-
-AttributionMethod = Callable[[AttributionInputs], Tensor]  # -> PatchHeatmap
-
-METHODS: dict[str, AttributionMethod] = {
-    "attention": attribute_by_last_block_attention,
-    "rollout": attribute_by_rollout,
-    "rollout-max": partial(attribute_by_rollout, fusion="max", discard=0.9),
-    "gradient": attribute_by_gradient_times_attention,
-    "relevance": attribute_by_relevance,
-    "integrated-gradients": attribute_by_integrated_gradients,
-    "occlusion": attribute_by_occlusion,
-}
-
-
-CLASS_INDEPENDENT = ("attention", "rollout", "rollout-max")
-METHOD_LABELS = {"gradient": "attention-gradient"}  # elsewhere, "gradient" is the gradient of the input
-# One line for each method, printed where methods are compared.
-DESCRIPTIONS = {
-    "attention": "attention from the tokens that the classifier reads, last block, mean over heads",
-    "rollout": "attention multiplied through all blocks, mean over heads (Abnar & Zuidema 2020)",
-    "rollout-max": "rollout with the maximum over heads; the smallest 90 % of each attention row are set to 0",
-    "gradient": "gradient-weighted attention: attention × gradient of the logit, positive part, last block",
-    "relevance": "attention × gradient of the logit, positive part, through all blocks (Chefer et al. 2021)",
-    "integrated-gradients": "(image − grey) × mean gradient of the logit on the path from grey to the image "
-    "(Sundararajan et al. 2017)",
-    "occlusion": "drop in the class's probability if the patch is made grey",
-    "random": "baseline: a random order of the patches",
-}
-
-
-def get_method_label(method: str) -> str:
-    """Return the name that figures and tables show."""
-    return METHOD_LABELS.get(method, method)
-
-
-def find_method_key(name_or_label: str) -> str:
-    """Return the key in `METHODS` of a method's name or label. Raise an error if there is none."""
-    labels = {get_method_label(method): method for method in METHODS}
-    method = labels.get(name_or_label, name_or_label)
-    if method not in METHODS:
-        raise UserError(f"The method '{name_or_label}' is unknown. {suggest_choice(name_or_label, labels)}")
-    return method
-
-
-def explain(model: nn.Module, images: Images, method: str = "relevance", *, target: int | None = None) -> PatchHeatmap:
-    """Importance of each patch for the class `target` (default: the predicted class): batch × row × column."""
-    return METHODS[find_method_key(method)](build_attribution_inputs(model, images, target))
 
 
 @torch.no_grad()

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope.explain.attribution import (
-    METHODS,
     OCCLUSION_BATCH_SIZE,
     AttributionInputs,
     build_attribution_inputs,
     predict_probabilities,
 )
+from vitascope.explain.methods import METHODS
 from vitascope.explain.subject import TokenLayout
 from vitascope.shapes import Images, PatchHeatmap, ProbabilityCurves, TargetClasses, TokenIndices
 

@@ -13,12 +13,9 @@ from vitascope.draw.explanation import draw_attention_heads, draw_deletion_and_i
 from vitascope.draw.style import save_figure
 from vitascope.errors import UserError
 from vitascope.explain.attribution import (
-    CLASS_INDEPENDENT,
-    METHODS,
     AttributionInputs,
     build_attribution_inputs,
     extract_query_or_classifier_attention,
-    get_method_label,
     predict_probabilities,
     uses_sequence_pooling,
 )
@@ -29,21 +26,12 @@ from vitascope.explain.faithfulness import (
     compute_deletion_and_insertion_curves,
     summarise_and_rank_faithfulness,
 )
+from vitascope.explain.methods import METHODS, get_method_label, make_panel_title
 from vitascope.explain.model_statistics import apply_logit_lens_per_token, describe_initial_tokens
 from vitascope.explain.subject import PatchPosition, TokenLayout, denormalize_images
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.prediction import LoadedImages
 from vitascope.run.files import make_folder
-
-TITLES = {  # of panels: the method's name and a reminder of what it shows
-    "attention": "attention\n(last block)",
-    "rollout": "rollout\n(all blocks, mean over heads)",
-    "rollout-max": "rollout-max\n(largest 10 % of each attention row)",
-    "gradient": "attention-gradient\n(last block)",
-    "relevance": "relevance\n(gradient × attention, all blocks)",
-    "integrated-gradients": "integrated-gradients\n(of the logit)",
-    "occlusion": "occlusion\n(drop in probability)",
-}
 
 
 @dataclass(frozen=True)
@@ -116,7 +104,7 @@ def write_explanation_figures(
         title = f"{name}\nprediction: {result['answer']} ({result['probability']:.1%})"
         probability = float(probabilities[index, target])
         caption = _format_explanation_caption(subject.classes[target], probability, image_heatmaps)
-        panels = {TITLES[method]: heatmap.numpy() for method, heatmap in image_heatmaps.items()}
+        panels = {make_panel_title(method): heatmap.numpy() for method, heatmap in image_heatmaps.items()}
         figure = draw_heat_maps_over_image(image, panels, title, caption)
         report.files += save_png_and_svg(figure, output_folder / f"explanations-{name}")
         figure = _draw_selected_maps(inputs, index, selection, image, title)
@@ -243,12 +231,12 @@ def _write_faithfulness_figure(
 def _format_explanation_caption(target_class: str, probability: float, heatmaps: dict[str, Tensor]) -> str:
     text = f"Importance of each patch for the class '{target_class}' (probability {probability:.1%}). "
     text += "Each method has its own scale."
-    class_independent = [method for method in heatmaps if method in CLASS_INDEPENDENT]
+    class_independent = [method for method in heatmaps if not METHODS[method].is_class_specific]
     if class_independent:
         text += f" Not specific to the class: {', '.join(class_independent)}."
     signed = [method for method, heatmap in heatmaps.items() if heatmap.min() < 0]
     if signed:
-        scores = [f"the {'probability' if method == 'occlusion' else 'logit'} ({method})" for method in signed]
+        scores = [f"the {METHODS[method].score} ({method})" for method in signed]
         text += f" Red patches increase the class's score, blue patches decrease it: {', '.join(scores)}."
     if len(signed) < len(heatmaps):
         text += " In the others, yellow is most important." if signed else " Yellow is most important."

@@ -31,7 +31,8 @@ from vitascope.evaluation.figures import (
     make_evaluation_document_parts,
 )
 from vitascope.evaluation.report import Evaluation, Misclassification, spell_out_split_name
-from vitascope.explain.attribution import METHODS, build_attribution_inputs, uses_sequence_pooling
+from vitascope.explain.attribution import build_attribution_inputs, uses_sequence_pooling
+from vitascope.explain.methods import METHODS
 from vitascope.explain.model_figures import load_preprocessed_run_images, write_model_statistics_figures_and_json
 from vitascope.explain.subject import get_token_layout
 from vitascope.inference.classifier import Classifier

@@ -16,12 +16,12 @@ from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_gallery
 from vitascope.draw.style import add_caption, create_figure, set_labels
 from vitascope.explain.attribution import (
-    METHODS,
     AttributionInputs,
     choose_target_or_predicted_classes,
     predict_probabilities,
 )
-from vitascope.explain.figures import TITLES, ExplainReport, ExplainRequest, save_png_and_svg, write_explanation_figures
+from vitascope.explain.figures import ExplainReport, ExplainRequest, save_png_and_svg, write_explanation_figures
+from vitascope.explain.methods import METHODS, make_panel_title
 from vitascope.explain.model_figures import (
     ProbeStatistics,
     compute_head_and_block_statistics,
@@ -102,7 +102,7 @@ def _draw_animation_frame(
     picture = denormalize_images(subject.preprocessing, images[:1])[0]
     with torch.no_grad():
         probability = float(predict_probabilities(subject.model, images[:1])[0, targets[0]])
-    panels = {TITLES[name]: heatmap[0].numpy() for name, heatmap in heatmaps.items()}
+    panels = {make_panel_title(name): heatmap[0].numpy() for name, heatmap in heatmaps.items()}
     title = f"epoch {epoch}\n{subject.classes[int(targets[0])]}: {probability:.0%}"
     figure = draw_heat_maps_over_image(
         picture,

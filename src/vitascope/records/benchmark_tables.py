@@ -58,7 +58,7 @@ def format_scaling_exponent_table(results_folder: Path, record_names: list[str])
 
 def format_explanation_faithfulness_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format deletion and insertion scores of each explanation method; random order is the baseline."""
-    from vitascope.explain.attribution import get_method_label  # imports torch
+    from vitascope.explain.methods import get_method_label  # imports torch
 
     rows = []
     for name in record_names:

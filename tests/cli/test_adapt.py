@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tests.weights.test_pretrained import SHARED, build_small_timm, compute_max_difference, real
 from vitascope import ModelConfig, adapt, load
 from vitascope.cli.adapt import CHANNELS_ERROR, GRAYSCALE_ERROR, PATCH_SIZE_ERROR, POSITIONS_ERROR
-from vitascope.run.directory import make_external_model
+from vitascope.run.directory import make_run_for_external_weights
 from vitascope.weights.pretrained import read_pretrained_model
 
 
@@ -105,7 +105,7 @@ def test_results_of_files_with_the_same_name_have_different_folders(tmp_path, mo
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
     words = ("x/model.safetensors", "y/model.safetensors", "y/pytorch_model.bin", "y/vit.pth", "y", "hf:a/model")
-    names = [make_external_model(word, ModelConfig()).path.name for word in words]
+    names = [make_run_for_external_weights(word, ModelConfig()).path.name for word in words]
     assert names == ["x-model", "y-model", "y-pytorch_model", "vit", "y", "hf-a-model"]
 
 

@@ -429,9 +429,9 @@ def test_weights_without_a_classifier_give_features_and_say_so_otherwise(tmp_pat
 
 
 def figures_of(found):
-    from vitascope.evaluation.figures import draw_neighbours
+    from vitascope.evaluation.figures import draw_query_and_neighbours
 
-    return draw_neighbours(found)
+    return draw_query_and_neighbours(found)
 
 
 def test_of_a_thousand_classes_the_confusion_shows_those_that_occur() -> None:

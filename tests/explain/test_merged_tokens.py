@@ -13,7 +13,7 @@ from vitascope.explain.attribution import build_attribution_inputs, choose_targe
 from vitascope.explain.model_figures import compute_head_and_block_statistics
 from vitascope.inference.classifier import Classifier
 from vitascope.model.replay import make_logits_function_with_fixed_token_groups, replay
-from vitascope.run.directory import make_external_model
+from vitascope.run.directory import make_run_for_external_weights
 
 REDUCTIONS = [{"merge_tokens": 3}, {"drop_tokens": 3}]
 reductions = pytest.mark.parametrize("reduction", REDUCTIONS, ids=["merge", "drop"])
@@ -99,7 +99,7 @@ def test_statistics_of_a_reduced_model_end_with_its_prediction(pool, reduction) 
     images = pictures(model, 8)
     subject = Classifier(
         model,
-        make_external_model("merged", model.config),
+        make_run_for_external_weights("merged", model.config),
         [],
         Preprocessing((16, 16), (0.5,) * 3, (0.5,) * 3),
         (3, 16, 16),

@@ -96,7 +96,7 @@ def test_sheet_d_measures_what_the_sheet_claims(tmp_path, monkeypatch) -> None:
     }  # fmt: skip
     monkeypatch.setattr(d, "_measure_attention_cost", None)  # once is enough
     assert d._add_attention_cost_and_return_exponents(experiments, make_report("D", tmp_path / "again")) == fits
-    d._add_small_image_section(report)
+    d._try_28_pixel_image_and_add_section(report)
     text = get_report_text(report)
     assert set(fits) == {"written out", "fused"} and "uses 32.7% of the pixels" in text
     assert "projections cost 34.1 million operations" in text and "does not divide" in text

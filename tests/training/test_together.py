@@ -61,7 +61,7 @@ def test_three_batched_models_equal_three_models_trained_alone(tmp_path, variant
     for epoch in range(2):
         losses, accuracies = batched.train_epoch(epoch)
     batched.close()
-    batched.copy_weights_to_states()
+    batched.copy_weights_and_ema_to_states()
     for index, (state, single) in enumerate(zip(batched.states, alone, strict=True)):
         for name, weight in single.eval_model.state_dict().items():
             torch.testing.assert_close(state.eval_model.state_dict()[name], weight, atol=1e-9, rtol=1e-7)

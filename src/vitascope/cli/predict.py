@@ -96,7 +96,7 @@ def find_and_draw_similar_images(
     """Find and draw the images whose features are most similar to those of an image."""
     from vitascope.draw.style import check_figure_suffix, save_figure
     from vitascope.evaluation import embedding
-    from vitascope.evaluation.figures import SAME, draw_neighbours
+    from vitascope.evaluation.figures import SAME, draw_query_and_neighbours
 
     check_figure_suffix(out)
     model = open_model_and_print_notes_to_stderr(run, device="auto")
@@ -113,7 +113,7 @@ def find_and_draw_similar_images(
     prediction = f", predicted {best.label} ({best.probability:.1%})" if best else ""
     title = f"{image}{prediction}: most similar of {similar.searched_description}"
     create_console().print(create_table(title, list(columns), rows, right_aligned={"cosine similarity"}))
-    print(f"Figure: {save_figure(draw_neighbours(similar), out)}")
+    print(f"Figure: {save_figure(draw_query_and_neighbours(similar), out)}")
 
 
 def probe(

@@ -10,7 +10,7 @@ from vitascope.data.config import DataConfig
 from vitascope.data.dataset import Dataset, DataSource, MemoryDataset
 from vitascope.data.open_data import open_data_source, resolve_paths_in_data_config
 from vitascope.errors import UserError, suggest_choice
-from vitascope.run.directory import ExternalModel, Run
+from vitascope.run.directory import ExternalWeightsRun, Run
 from vitascope.run.images import check_classes_unchanged, load_verified_run_split, reset_missing_data_root
 from vitascope.weights.model_info import ModelInfo
 
@@ -31,13 +31,13 @@ class EvalData:
 
 def load_eval_data(run: Run, model_info: ModelInfo, split: str | None, data_name: str | None) -> EvalData:
     """Return the images of a split; by default the test split, or all images if other data has no splits."""
-    if isinstance(run, ExternalModel) and data_name is None:
+    if isinstance(run, ExternalWeightsRun) and data_name is None:
         raise UserError(
             f"{run.model_ref} is not a run, so it has no data. Name the images to evaluate: --data NAME or FOLDER."
         )
     run_config = reset_missing_data_root(run.recipe.data)
     if data_name is not None and (
-        isinstance(run, ExternalModel)
+        isinstance(run, ExternalWeightsRun)
         or resolve_paths_in_data_config(replace(run_config, name=data_name)).name
         != resolve_paths_in_data_config(run_config).name
     ):

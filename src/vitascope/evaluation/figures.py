@@ -116,7 +116,7 @@ def make_evaluation_document_parts(evaluation: Evaluation, *, include_worst_erro
     ]
 
 
-def draw_neighbours(neighbours: Neighbours) -> Figure:
+def draw_query_and_neighbours(neighbours: Neighbours) -> Figure:
     images = [
         _convert_image_for_drawing(neighbours.query_image),
         *(_convert_image_for_drawing(image) for image in neighbours.nearest_samples.images),

@@ -11,7 +11,7 @@ from vitascope.draw.html import Markdown, escape_markdown, format_markdown_inlin
 from vitascope.errors import format_count
 from vitascope.inference.classifier import Classifier
 from vitascope.model.anatomy import count_parameters
-from vitascope.run.directory import ExternalModel
+from vitascope.run.directory import ExternalWeightsRun
 from vitascope.run.listing import flatten_comparable_settings
 from vitascope.run.test_set_log import read_test_set_log
 
@@ -96,7 +96,7 @@ class ModelCard:
 
 def make_exported_model_card(model: Classifier, library: str, reference: str, *, on_hub: bool) -> ModelCard:
     """Collect the facts about an exported model from its run's files. `reference`: its folder or repository."""
-    is_external = isinstance(model.run, ExternalModel)
+    is_external = isinstance(model.run, ExternalWeightsRun)
     recipe = model.run.recipe
     settings = flatten_comparable_settings(recipe)
     if is_external:  # the recipe's other settings are not those of its training
@@ -133,7 +133,7 @@ def format_usage_code(library: str, reference: str, *, on_hub: bool = False, cha
 
 
 def _format_accuracy_paragraphs(model: Classifier) -> list[Markdown]:
-    if isinstance(model.run, ExternalModel):
+    if isinstance(model.run, ExternalWeightsRun):
         return ["Not measured."]
     lines = [PROBE_NOTE] if model.info.probe else []
     rows = [row for row in model.run.metrics if "val_accuracy" in row]
@@ -161,7 +161,7 @@ def _format_accuracy_paragraphs(model: Classifier) -> list[Markdown]:
 
 
 def _describe_origin(model: Classifier) -> Markdown:
-    if isinstance(model.run, ExternalModel):
+    if isinstance(model.run, ExternalWeightsRun):
         weights = format_markdown_inline_code(_keep_name_of_absolute_path(model.run.model_ref))
         return f"Weights: {weights}. Converted by Vitascope."
     recipe = model.run.recipe

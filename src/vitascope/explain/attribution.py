@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.errors import UserError, suggest_choice
-from vitascope.explain.maps import MapsAndStates, compute_maps_and_states
+from vitascope.explain.maps import MapsStatesAndPoolWeights, compute_maps_states_and_pool_weights
 from vitascope.explain.subject import PatchPosition, TokenLayout, get_token_layout
 from vitascope.model.attention_recorder import compute_logits
 from vitascope.model.replay import make_logits_function_with_fixed_token_groups, replay
@@ -83,8 +83,8 @@ class AttributionInputs:
     layout: TokenLayout
 
     @cached_property
-    def maps_and_states(self) -> MapsAndStates:
-        return compute_maps_and_states(self.model, self.images)
+    def maps_and_states(self) -> MapsStatesAndPoolWeights:
+        return compute_maps_states_and_pool_weights(self.model, self.images)
 
     @property
     def maps(self) -> list[AttentionMaps]:

@@ -77,7 +77,7 @@ def _replace_nan_by_none(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: None if value != value else value for name, value in fields.items()}
 
 
-class MapSelection(NamedTuple):
+class AttentionMapSelection(NamedTuple):
     """The attention maps to draw; blocks and heads are counted from 1, the query patch from 0."""
 
     blocks: list[int]
@@ -107,7 +107,7 @@ def write_explanation_figures(
         panels = {make_panel_title(method): heatmap.numpy() for method, heatmap in image_heatmaps.items()}
         figure = draw_heat_maps_over_image(image, panels, title, caption)
         report.files += save_png_and_svg(figure, output_folder / f"explanations-{name}")
-        figure = _draw_selected_maps(inputs, index, selection, image, title)
+        figure = _draw_attention_of_selected_heads(inputs, index, selection, image, title)
         report.files += save_png_and_svg(figure, output_folder / f"heads-{name}")
         report.image_results.append(result)
     report.files += _write_logit_lens_figures(subject, inputs, names, output_folder)
@@ -120,9 +120,9 @@ def write_explanation_figures(
     return report
 
 
-def _check_and_select_maps(request: ExplainRequest, inputs: AttributionInputs) -> MapSelection:
+def _check_and_select_maps(request: ExplainRequest, inputs: AttributionInputs) -> AttentionMapSelection:
     """Check the requested blocks, heads and query patch."""
-    return MapSelection(
+    return AttentionMapSelection(
         check_one_based_indices_or_list_all(request.blocks, len(inputs.maps), "block"),
         check_one_based_indices_or_list_all(request.heads, inputs.maps[0].shape[1], "head"),
         None
@@ -131,8 +131,8 @@ def _check_and_select_maps(request: ExplainRequest, inputs: AttributionInputs) -
     )
 
 
-def _draw_selected_maps(
-    inputs: AttributionInputs, image_index: int, selection: MapSelection, image: NDArray, title: str
+def _draw_attention_of_selected_heads(
+    inputs: AttributionInputs, image_index: int, selection: AttentionMapSelection, image: NDArray, title: str
 ) -> Figure:
     heads = [head - 1 for head in selection.heads]
     maps = torch.stack([inputs.maps[block - 1][image_index, heads] for block in selection.blocks])

@@ -23,7 +23,7 @@ class LogitsAndMaps(NamedTuple):
     maps: list[AttentionMaps]  # one per block
 
 
-class MapsAndStates(NamedTuple):
+class MapsStatesAndPoolWeights(NamedTuple):
     """Of all tokens, also if tokens are merged or dropped: see `Replay`."""
 
     maps: list[AttentionMaps]  # one per block
@@ -49,14 +49,14 @@ def attention_maps(model: nn.Module, images: Images, *, batch: int = BATCH_SIZE)
 
 
 @torch.no_grad()
-def compute_maps_and_states(model: nn.Module, images: Images) -> MapsAndStates:
+def compute_maps_states_and_pool_weights(model: nn.Module, images: Images) -> MapsStatesAndPoolWeights:
     """Return the maps, the hidden states and the pooling weights of all images, without gradients."""
     parts = [replay(model, batch_images) for batch_images in images.split(BATCH_SIZE)]
     maps = [torch.cat(blocks) for blocks in zip(*(part.spread_maps_over_all_tokens() for part in parts), strict=True)]
     states = zip(*(part.spread_hidden_states_over_all_tokens() for part in parts), strict=True)
     weights = [part.spread_pool_weights_over_all_tokens() for part in parts]
     known_weights = [part for part in weights if part is not None]
-    return MapsAndStates(
+    return MapsStatesAndPoolWeights(
         maps, [torch.cat(state) for state in states], torch.cat(known_weights) if known_weights else None
     )
 

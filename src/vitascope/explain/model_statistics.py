@@ -180,10 +180,10 @@ def _compute_gram_without_diagonal(features: Tensor) -> Tensor:
     return gram - torch.diag(gram.diagonal())
 
 
-def _compute_unbiased_hsic(first_gram: Tensor, second_gram: Tensor) -> float:
-    n = len(first_gram)
-    trace, sums = (first_gram * second_gram).sum(), first_gram.sum() * second_gram.sum() / ((n - 1) * (n - 2))
-    cross = 2 / (n - 2) * (first_gram.sum(0) * second_gram.sum(0)).sum()
+def _compute_unbiased_hsic(first_gram_without_diagonal: Tensor, second_gram_without_diagonal: Tensor) -> float:
+    first, second, n = first_gram_without_diagonal, second_gram_without_diagonal, len(first_gram_without_diagonal)
+    trace, sums = (first * second).sum(), first.sum() * second.sum() / ((n - 1) * (n - 2))
+    cross = 2 / (n - 2) * (first.sum(0) * second.sum(0)).sum()
     return float((trace + sums - cross) / (n * (n - 3)))
 
 

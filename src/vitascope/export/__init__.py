@@ -8,7 +8,7 @@ from vitascope.export.formats import DEFAULT_OPSET, write_onnx, write_torch
 from vitascope.export.int8 import write_int8
 from vitascope.export.verify import ExportReport
 from vitascope.inference.classifier import Classifier
-from vitascope.run.directory import ExternalModel, Run
+from vitascope.run.directory import ExternalWeightsRun, Run
 from vitascope.run.images import load_verified_run_split, sample_val_or_train_images
 
 __all__ = ["ExportReport", "export_run", "write_int8", "write_onnx", "write_torch"]
@@ -62,7 +62,7 @@ def export_run(
 def _format_recipe_and_run_name(run: Run) -> str:
     """Return the run's name, e.g. digits/2026-…-seed0, or the name of external weights."""
     name = run.path.resolve().name
-    return name if isinstance(run, ExternalModel) else f"{run.recipe.name}/{name}"
+    return name if isinstance(run, ExternalWeightsRun) else f"{run.recipe.name}/{name}"
 
 
 def _try_to_load_training_images(model: Classifier) -> Dataset | None:

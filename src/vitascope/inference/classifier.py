@@ -30,7 +30,7 @@ from vitascope.model.anatomy import count_parameters
 from vitascope.model.config import ModelConfig
 from vitascope.model.replay import Replay, replay
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.directory import ExternalModel, Run
+from vitascope.run.directory import ExternalWeightsRun, Run
 from vitascope.shapes import AttentionMaps, Features, Images, Logits, Tokens
 from vitascope.weights.model_info import ModelInfo
 
@@ -52,7 +52,7 @@ class Classifier:
     No method changes the object or its model. `classifier(images)` expects preprocessed images."""
 
     model: nn.Module  # in eval mode, without gradients of the weights
-    run: Run  # ExternalModel: pretrained weights, without a run
+    run: Run  # ExternalWeightsRun: pretrained weights, without a run
     classes: list[str]
     preprocessing: Preprocessing
     stored_shape: StoredShape  # of an image before preprocessing
@@ -65,11 +65,11 @@ class Classifier:
     @property
     def name(self) -> str:
         """The run's path, or the name of the external weights."""
-        return self.run.model_ref if isinstance(self.run, ExternalModel) else str(self.run.path)
+        return self.run.model_ref if isinstance(self.run, ExternalWeightsRun) else str(self.run.path)
 
     @property
     def is_run(self) -> bool:
-        return not isinstance(self.run, ExternalModel)
+        return not isinstance(self.run, ExternalWeightsRun)
 
     @property
     def device(self) -> torch.device:

@@ -15,7 +15,7 @@ from vitascope.inference.hardware import choose_or_check_device
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.checkpoint import load_run_weights_into_model, read_model_info
-from vitascope.run.directory import make_external_model, open_run_or_newest
+from vitascope.run.directory import make_run_for_external_weights, open_run_or_newest
 from vitascope.weights.files import WEIGHTS_SUFFIXES
 from vitascope.weights.pretrained import ACCEPTED_WEIGHTS_HELP, IMAGENET_CLASSES, MODEL_PREFIXES, PretrainedModel
 from vitascope.weights.timm_network import TimmNetwork, read_pretrained_model_or_timm_network
@@ -102,7 +102,7 @@ def _make_classifier_from_pretrained(model_ref: str, pretrained: PretrainedModel
         notes.insert(len(pretrained.assumptions), crop_note)
     return Classifier(
         _freeze(pretrained.build_model()),
-        make_external_model(model_ref, info.model),
+        make_run_for_external_weights(model_ref, info.model),
         info.classes,
         info.preparation,
         info.stored,
@@ -116,7 +116,7 @@ def _make_classifier_from_timm_network(model_ref: str, network: TimmNetwork) -> 
     preprocessing = network.preprocessing
     return Classifier(
         _freeze(network.module),
-        make_external_model(model_ref, ModelConfig()),
+        make_run_for_external_weights(model_ref, ModelConfig()),
         network.classes,
         preprocessing,
         (len(preprocessing.mean), *preprocessing.size),

@@ -73,7 +73,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class ExternalModel(Run):
+class ExternalWeightsRun(Run):
     """A model from pretrained weights, without a run. `path` is the folder for its evaluations."""
 
     model_ref: str
@@ -90,7 +90,7 @@ class ExternalModel(Run):
         )
 
 
-def make_external_model(model_ref: str, model_config: ModelConfig) -> ExternalModel:
+def make_run_for_external_weights(model_ref: str, model_config: ModelConfig) -> ExternalWeightsRun:
     """Return pretrained weights with a folder for their evaluations: hf:user/model -> evaluated/hf-user-model.
 
     A file or folder gives its own name. A file called model.safetensors gives the name of its folder too."""
@@ -99,7 +99,7 @@ def make_external_model(model_ref: str, model_config: ModelConfig) -> ExternalMo
         name = path.resolve().name.removesuffix(path.suffix)
         if path.is_file() and name in ("model", "pytorch_model"):
             name = f"{path.resolve().parent.name}-{name}"
-    return ExternalModel(Path("evaluated") / re.sub(r"[^\w.-]+", "-", name).strip("-."), model_ref, model_config)
+    return ExternalWeightsRun(Path("evaluated") / re.sub(r"[^\w.-]+", "-", name).strip("-."), model_ref, model_config)
 
 
 def check_not_run_folder(folder: Path) -> None:

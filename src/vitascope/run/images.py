@@ -9,7 +9,7 @@ from vitascope.data.config import DataConfig
 from vitascope.data.dataset import Dataset, has_fingerprint
 from vitascope.data.splits import load_train_and_validation_data
 from vitascope.errors import UserError
-from vitascope.run.directory import ExternalModel, Run
+from vitascope.run.directory import ExternalWeightsRun, Run
 from vitascope.weights.model_info import ModelInfo
 
 
@@ -17,7 +17,7 @@ def load_verified_run_split(run: Run, model_info: ModelInfo, split: str, error_h
     """Return exactly the run's validation or training images; None if it has no validation images.
 
     `error_hint` ends the error message for a model that is not a run."""
-    if isinstance(run, ExternalModel):
+    if isinstance(run, ExternalWeightsRun):
         raise UserError(
             f"{run.model_ref} is not a run, so it has no training or validation images. {error_hint}".rstrip()
         )

@@ -69,7 +69,7 @@ def run_trials(
         trial = queue.take_next_trial()
         if trial is None:
             return
-        others = _take_trials_batchable_with(queue, trial, max_runs_per_batch)
+        others = _take_other_trials_for_batch(queue, trial, max_runs_per_batch)
         if not others:
             yield replace(_run_single_trial(queue, trial, study_folder), note=note)
             note = ""
@@ -100,7 +100,7 @@ def _run_single_trial(queue: TrialQueue, trial: StudyTrial, study_folder: Path) 
     return _build_trial_outcome(queue, trial, TrialScore(accuracy, failure_reason))
 
 
-def _take_trials_batchable_with(
+def _take_other_trials_for_batch(
     queue: TrialQueue, trial: StudyTrial, max_runs_per_batch: int | None
 ) -> list[StudyTrial]:
     """Take waiting trials that can be trained in one batch with this one."""

@@ -80,7 +80,7 @@ def train_recipe(
     `suggest_evaluation`: print the command that evaluates the run."""
     if recipe.weights and recipe.weights.startswith(STAGE_PREFIX):
         try:
-            first = _train_or_reuse_first_stage(recipe, runs_folder, console)
+            first = _train_resume_or_reuse_first_stage(recipe, runs_folder, console)
         except KeyboardInterrupt:
             console.print(
                 "This was the first stage. To resume it and continue with the second, run the same command again.",
@@ -102,7 +102,7 @@ def train_recipe(
     return run
 
 
-def _train_or_reuse_first_stage(recipe: Recipe, runs_folder: Path, console: Console) -> Run:
+def _train_resume_or_reuse_first_stage(recipe: Recipe, runs_folder: Path, console: Console) -> Run:
     """Return the run of the first stage (weights=recipe:NAME) on the same data and seed.
 
     A finished run is reused, an interrupted run is resumed."""

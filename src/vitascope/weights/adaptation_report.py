@@ -107,7 +107,7 @@ def make_planned_or_refused_report(
         assumed=pretrained.assumptions,
         notes=pretrained.notes,
         dropped=pretrained.dropped_names,
-        alternative=_estimate_upscaling_cost(old, new_settings, flops),
+        alternative=_estimate_cost_of_upscaling_images_instead(old, new_settings, flops),
         refused=refused,
     )
 
@@ -154,7 +154,7 @@ def _format_suggested_sizes(old_config: ModelConfig, img_size: Size) -> str:
     return ", or ".join(filter(None, (", ".join(suggestions[:-1]), suggestions[-1])))
 
 
-def _estimate_upscaling_cost(
+def _estimate_cost_of_upscaling_images_instead(
     old_config: ModelConfig, new_settings: ModelSettings, adapted_flops: int
 ) -> UpscalingCost | EmptyDict:
     """Return the cost of keeping the image and patch size and upscaling the images; empty if nothing is upscaled."""

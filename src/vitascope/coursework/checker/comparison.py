@@ -126,7 +126,9 @@ SKIPPED_NOTE = "not checked, because the forward pass is wrong"
 NUM_TRAIN_MODE_DRAWS = 40  # repetitions in train mode
 
 
-def run_all_checks(runner: CachedRunner, mistake_free: Diagnosis, is_random: bool) -> list[CheckRow]:
+def check_cases_float32_gradient_and_modes(
+    runner: CachedRunner, mistake_free: Diagnosis, is_random_in_eval_mode: bool
+) -> list[CheckRow]:
     """Check every case, float32, the gradient, eval and train mode."""
     checker, convention = runner.checker, mistake_free.convention
     rows = []
@@ -152,7 +154,7 @@ def run_all_checks(runner: CachedRunner, mistake_free: Diagnosis, is_random: boo
     if checker.dtype == torch.float64:
         rows.append(_check_float32(checker, mistake_free))
     rows.append(_check_gradient(checker, mistake_free, rows[0].passed is True))
-    rows.append(CheckRow("eval mode: same result on every call", not is_random))
+    rows.append(CheckRow("eval mode: same result on every call", not is_random_in_eval_mode))
     rows.append(_check_train_mode(checker, mistake_free, rows[0].passed is True))
     return [row for row in rows if row.check]
 

@@ -14,9 +14,9 @@ from vitascope.coursework.checker.comparison import (
     TOLERANCE,
     CachedRunner,
     Diagnosis,
+    check_cases_float32_gradient_and_modes,
     has_random_output,
     results_match_or_both_fail,
-    run_all_checks,
     select_settings_relevant_to_case,
 )
 from vitascope.coursework.checker.failing_example import (
@@ -87,7 +87,7 @@ def run_checks_and_fill_report(
 ) -> None:
     """Fill in the table, the assumptions and, if there are mistakes, the hints and the example."""
     checker, convention = runner.checker, mistake_free.convention
-    report.table = run_all_checks(runner, mistake_free, "dropout-in-eval" in report.mistakes)
+    report.table = check_cases_float32_gradient_and_modes(runner, mistake_free, "dropout-in-eval" in report.mistakes)
     optional_checks = {case.name for case in checker.list_cases() if not case.required}
     failing = [row.check for row in report.table if row.passed is False and row.check not in optional_checks]
     if not report.mistakes and failing:

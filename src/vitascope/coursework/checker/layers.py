@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vitascope.coursework.checker.image_embedding import find_class_token_and_positions, project_patches
 from vitascope.coursework.checker.part_checker import CorrectVariant
-from vitascope.coursework.checker.recognition import get_source_or_empty, guess_qkv_role, split_identifier_into_words
+from vitascope.coursework.checker.recognition import get_source_or_empty, guess_qkvo_role, split_identifier_into_words
 from vitascope.coursework.checker.reference import (
     ATTENTION_MAP_MISTAKES,
     HEAD_MISTAKES,
@@ -108,7 +108,7 @@ def select_attention_layers(linear_layers: list[LinearLayer], width: int) -> lis
     if named:
         others = [layer for layer in linear_layers if all(layer is not other for other in named)]
         outputs = [layer for layer in others if layer.shape == (width, width)]
-        lacks_output = not any(guess_qkv_role(layer.name) == "o" for layer in named) and len(others) > 2
+        lacks_output = not any(guess_qkvo_role(layer.name) == "o" for layer in named) and len(others) > 2
         return [*named, *outputs[:1]] if lacks_output else named
     squares = [layer for layer in linear_layers if layer.shape == (width, width)]
     return [*packed[:1], *squares[:1]] if packed else squares[:4]
@@ -119,7 +119,7 @@ def _is_attention_or_qkv_layer_name(layer_name: str) -> bool:
     if words & {"mlp", "ffn", "ff", "feedforward", "feed", "fc", "linear"} and not words & {"attn", "attention", "mha"}:
         return False
     attention_words = {"attn", "attention", "mha", "msa", "selfattn", "selfattention", "self", "multihead", "sa", "att"}
-    return bool(words & attention_words) or guess_qkv_role(layer_name) in ("q", "k", "v", "qkv")
+    return bool(words & attention_words) or guess_qkvo_role(layer_name) in ("q", "k", "v", "qkv")
 
 
 def get_norm_weight_bias_eps(norm: nn.Module) -> NormParameters:

@@ -90,9 +90,9 @@ def normalize_identifier(name: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def guess_qkv_role(name: str) -> str | None:
+def guess_qkvo_role(layer_or_weight_name: str) -> str | None:
     """Return q, k, v, o or qkv by the name of a layer or weight, or None if the name is unknown."""
-    for part in reversed(name.split(".")):
+    for part in reversed(layer_or_weight_name.split(".")):
         words = split_identifier_into_words(part)
         whole = "".join(words)
         stripped = [re.sub(r"^(w|b|to|lin|proj)(?=[qkvo]($|kv$))", "", word) for word in [*words, whole]]
@@ -109,7 +109,7 @@ def guess_weight_or_bias_role(name: str) -> str | None:
     """Return the role of a weight or bias argument (`w_q` -> wq, `in_proj_bias` -> bqkv), or None."""
     words = split_identifier_into_words(name)
     whole = "".join(words)
-    letter = guess_qkv_role(name)
+    letter = guess_qkvo_role(name)
     if letter is None:
         return None
     if "bias" in words or words[0] == "b" or re.fullmatch(r"b(q|k|v|o|qkv)", whole):

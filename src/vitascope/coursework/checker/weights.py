@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitascope.coursework.checker.recognition import guess_qkv_role, split_identifier_into_words
+from vitascope.coursework.checker.recognition import guess_qkvo_role, split_identifier_into_words
 from vitascope.coursework.checker.reference import WeightsByRole
 
 PACKED_ROW_ORDERS = ["".join(letters) for letters in product("qkv", repeat=3)]
@@ -132,18 +132,18 @@ def _flatten_to_output_by_input(parameter_name: str, parameter: Tensor) -> Tenso
     if parameter.ndim == 2:
         is_transposed = parameter.shape[1] == 3 * parameter.shape[0]
         return parameter.T if is_transposed else parameter
-    if guess_qkv_role(parameter_name) == "o":
+    if guess_qkvo_role(parameter_name) == "o":
         return parameter.flatten(0, 1).T
     return parameter.transpose(1, 2).flatten(0, 1)
 
 
 def _find_matching_bias(weight_name: str, biases: Mapping[str, Tensor]) -> Tensor | None:
     prefix = weight_name.rpartition(".")[0]
-    letter = guess_qkv_role(weight_name.rpartition(".")[2])
+    letter = guess_qkvo_role(weight_name.rpartition(".")[2])
     for other, bias in biases.items():
         last = other.rpartition(".")[2]
         is_bias = last.startswith("b") or "bias" in split_identifier_into_words(last)
-        if other.rpartition(".")[0] == prefix and is_bias and guess_qkv_role(last) == letter and letter is not None:
+        if other.rpartition(".")[0] == prefix and is_bias and guess_qkvo_role(last) == letter and letter is not None:
             return bias
     return None
 
@@ -229,7 +229,7 @@ def assign_qkvo_weights(linear_layers: list[LinearLayer], assignment: QkvAssignm
         ):
             weights["w" + letter] = packed.weight[rows]
             weights["b" + letter] = None if packed.bias is None else packed.bias[rows]
-        outs = [layer for layer in others if guess_qkv_role(layer.name) == "o"] or others
+        outs = [layer for layer in others if guess_qkvo_role(layer.name) == "o"] or others
         _concat_and_set_role_weights(weights, "o", outs[-1:], assignment.is_transposed)
         return weights
     if _has_qkv_names(linear_layers):
@@ -237,14 +237,14 @@ def assign_qkvo_weights(linear_layers: list[LinearLayer], assignment: QkvAssignm
             _concat_and_set_role_weights(
                 weights,
                 letter,
-                [layer for layer in linear_layers if guess_qkv_role(layer.name) == letter],
+                [layer for layer in linear_layers if guess_qkvo_role(layer.name) == letter],
                 assignment.is_transposed,
             )
-        rest = [layer for layer in linear_layers if guess_qkv_role(layer.name) not in ("q", "k", "v")]
+        rest = [layer for layer in linear_layers if guess_qkvo_role(layer.name) not in ("q", "k", "v")]
         _concat_and_set_role_weights(
             weights,
             "o",
-            [layer for layer in rest if guess_qkv_role(layer.name) == "o"][-1:] or rest[-1:],
+            [layer for layer in rest if guess_qkvo_role(layer.name) == "o"][-1:] or rest[-1:],
             assignment.is_transposed,
         )
         return weights
@@ -254,7 +254,7 @@ def assign_qkvo_weights(linear_layers: list[LinearLayer], assignment: QkvAssignm
 
 
 def _has_qkv_names(linear_layers: list[LinearLayer]) -> bool:
-    return {"q", "k", "v"} <= {guess_qkv_role(layer.name) for layer in linear_layers}
+    return {"q", "k", "v"} <= {guess_qkvo_role(layer.name) for layer in linear_layers}
 
 
 def _concat_and_set_role_weights(

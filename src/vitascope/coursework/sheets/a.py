@@ -1,7 +1,7 @@
 """Sheet A: a minimal ViT on MNIST, and its attention map."""
 
 from vitascope.coursework.sheets.experiments import SheetExperiments, compute_time_to_accuracy
-from vitascope.coursework.sheets.figures import plot_sample_attention_map
+from vitascope.coursework.sheets.figures import plot_and_return_sample_attention_map
 from vitascope.coursework.sheets.report import SheetReport
 from vitascope.errors import format_count
 from vitascope.model.anatomy import count_parameters
@@ -139,7 +139,7 @@ def _format_accuracy(cell: CombinationResults) -> str:
 def _add_attention_map_and_questions(report: SheetReport, run: Run) -> None:
     model = run.recipe.model
     report.add_heading(f"The attention map, {_describe_patches(model.patch_size)}")
-    figure, maps = plot_sample_attention_map(run)
+    figure, maps = plot_and_return_sample_attention_map(run)
     report.save_and_add_figure("map", figure)
     tokens, self_attention = len(maps), maps.diagonal()
     strongest = int((maps.argmax(1) == maps.new_tensor(range(tokens)).long()).sum())

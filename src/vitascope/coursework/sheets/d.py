@@ -128,7 +128,7 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
     report.save_and_add_figure("positions", plot_sinusoidal_positions([(100, 16), (1000, 160)]))
     claims = " ".join(_run_study_add_section_and_summarize_claims(experiments, report, name) for name in STUDIES)
     costs = _add_attention_cost_and_return_exponents(experiments, report)
-    _add_small_image_section(report)
+    _try_28_pixel_image_and_add_section(report)
     run_or_skip_initialization_comparison(experiments, report, weights)
     gains = _run_and_add_small_data_comparisons(experiments, report)
     unfused, fused = costs["written out"], costs["fused"]
@@ -231,7 +231,7 @@ def _measure_attention_cost(device: str) -> dict[str, Any]:
     return {"machine": machine, "costs": [asdict(cost) for cost in costs], "parts": parts}
 
 
-def _add_small_image_section(report: SheetReport) -> None:
+def _try_28_pixel_image_and_add_section(report: SheetReport) -> None:
     """Try a 28 × 28 image with timm and with Vitascope."""
     import timm
     import torch

@@ -86,7 +86,7 @@ def plot_additive_causal_mask(num_tokens: int) -> Figure:
     return figure
 
 
-def plot_sample_attention_map(run: Run) -> AttentionMapFigure:
+def plot_and_return_sample_attention_map(run: Run) -> AttentionMapFigure:
     """Draw for sheet A one image, the last block's attention map as a matrix, and the class token's row over the
     image."""
     model = open_model(run)

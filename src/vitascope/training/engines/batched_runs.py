@@ -92,7 +92,7 @@ def _train_validate_and_log_epoch(batched_training: BatchedTraining, runs: list[
     start = time.monotonic()
     losses, accuracies = (values.tolist() for values in batched_training.train_epoch(epoch))  # waits for the device
     seconds = time.monotonic() - start
-    batched_training.copy_weights_to_states()
+    batched_training.copy_weights_and_ema_to_states()
     validation_metrics = batched_training.validate()
     seconds_per_run = (time.monotonic() - start) / len(runs)
     for index, (state, validation) in enumerate(zip(batched_training.states, validation_metrics, strict=True)):

@@ -38,7 +38,7 @@ MAX_SCORED_TOKENS = 2**20  # tokens of all models in one batch of validation ima
 
 
 class BatchedTraining:
-    """An engine for several states, trained as one. `copy_weights_and_ema_to_states` copies each model's weights back."""
+    """An engine for several states, trained as one. `copy_weights_and_ema_to_states` updates the states."""
 
     def __init__(self, states: list[TrainState]) -> None:
         check_batchable([state.recipe for state in states])

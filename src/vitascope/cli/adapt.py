@@ -13,6 +13,7 @@ from vitascope.model.config import Size, check_and_convert_size
 
 if TYPE_CHECKING:
     from vitascope.weights.adaptation_report import AdaptationReport, TensorChange, UpscalingCost
+    from vitascope.weights.model_info import ModelSettings
 
 SIZE_SETTINGS = ("img_size", "patch_size")
 ADAPT_SETTINGS = (*SIZE_SETTINGS, "in_chans", "num_classes", "num_heads")
@@ -75,13 +76,7 @@ def adapt(
     settings = _parse_adapt_settings(overrides or [])
     num_heads, img_size = settings.pop("num_heads", None), settings.get("img_size")
     pretrained = read_pretrained_model(resolve_local_model_ref(weights), num_heads=num_heads, img_size=img_size)
-    report = make_planned_or_refused_report(
-        pretrained,
-        img_size=img_size,
-        patch_size=settings.get("patch_size"),
-        in_chans=settings.get("in_chans"),
-        num_classes=settings.get("num_classes"),
-    )
+    report = make_planned_or_refused_report(pretrained, **cast("ModelSettings", settings))
     if report.refused:
         if as_json:
             print(json.dumps(asdict(report)))

@@ -86,6 +86,21 @@ def _compute_token_norm_median_q95_max(tokens: Tensor) -> Tensor:
     return torch.stack([token_norms.quantile(0.5), token_norms.quantile(0.95), token_norms.amax()])
 
 
+def _write_block_statistics_figure(
+    statistics: ProbeStatistics, layout: TokenLayout, images_text: str, output_folder: Path
+) -> list[Path]:
+    text = (
+        f"Averages over {images_text}. Each dot is one head. Block 0: the tokens before the first block. Attention "
+        "distance: mean distance from a patch to the patches it attends to. Attention entropy: low is focused, high is "
+        "spread out. Tokens with very large norms often hold information about the whole image. "
+        f"{_make_block_cka_caption(layout.reads_class_token)} Early predictions: the classifier is applied after each "
+        "block."
+    )
+    arrays = (getattr(statistics, field).numpy() for field in ("distance", "entropy", "norms", "likeness", "lens"))
+    figure = draw_block_statistics(*arrays, num_tokens=layout.num_prefix_tokens + layout.num_patches, caption_text=text)
+    return save_png_and_svg(figure, output_folder / "probes-blocks")
+
+
 def write_model_statistics_figures_and_json(
     subject: Classifier, images: Images, labels: list[int] | None, images_description: str, output_folder: Path
 ) -> list[Path]:
@@ -97,18 +112,7 @@ def write_model_statistics_figures_and_json(
     images_text = f"{_describe_count(len(indices), len(images))} {images_description} images"
     images, labels = images[indices], labels and [labels[index] for index in indices.tolist()]
     statistics = compute_head_and_block_statistics(subject, images)
-    text = (
-        f"Averages over {images_text}. Each dot is one head. Block 0: the tokens before the first block. Attention "
-        "distance: mean distance from a patch to the patches it attends to. Attention entropy: low is focused, high is "
-        "spread out. Tokens with very large norms often hold information about the whole image. "
-        f"{_make_block_cka_caption(layout.reads_class_token)} Early predictions: the classifier is applied after each "
-        "block."
-    )
-    arrays = (getattr(statistics, field).numpy() for field in ("distance", "entropy", "norms", "likeness", "lens"))
-    files = save_png_and_svg(
-        draw_block_statistics(*arrays, num_tokens=layout.num_prefix_tokens + layout.num_patches, caption_text=text),
-        output_folder / "probes-blocks",
-    )
+    files = _write_block_statistics_figure(statistics, layout, images_text, output_folder)
     filters, variance_fractions = model_statistics.compute_patch_filter_pca(model)
     text = "Principal components of the patch embedding's filters, each with its fraction of the variance."
     files += save_png_and_svg(

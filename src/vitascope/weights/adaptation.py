@@ -84,17 +84,12 @@ def adapt(
     if not isinstance(weights, PretrainedModel):
         weights = read_pretrained_model(fspath(weights), num_heads=settings.pop("num_heads", None), img_size=img_size)
     count = _resolve_num_classes(classes, num_classes)
-    requested: ModelSettings = {
-        "img_size": img_size,
-        "patch_size": patch_size,
-        "in_chans": in_chans,
-        "num_classes": count,
-    }
-    report = make_planned_or_refused_report(weights, **requested)
+    new: ModelSettings = {"img_size": img_size, "patch_size": patch_size, "in_chans": in_chans, "num_classes": count}
+    report = make_planned_or_refused_report(weights, **new)
     if report.refused:
         raise UserError(report.refused)
     old_config = weights.info.model
-    config = replace(old_config, **{name: value for name, value in requested.items() if value is not None}, **settings)
+    config = replace(old_config, **{name: value for name, value in new.items() if value is not None}, **settings)
     preprocessing = _adapt_preprocessing(weights.info.preparation, config)
     tensors, changes = _resample_weights_and_list_changes(weights, config, preprocessing)
     dropped, notes, reordered = keep_reorder_or_drop_classifier_in_place(

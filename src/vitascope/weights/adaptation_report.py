@@ -74,18 +74,11 @@ def make_planned_or_refused_report(
 
     If the adaptation is not possible, no error is raised: `AdaptationReport.refused` is the reason."""
     old = pretrained.info.model
-    sizes = {"img_size": img_size, "patch_size": patch_size}
-    requested: ModelSettings = {
-        name: check_and_convert_size(name, size) for name, size in sizes.items() if size is not None
-    }
-    counts = {"in_chans": in_chans, "num_classes": num_classes}
-    requested |= {name: count for name, count in counts.items() if count is not None}
+    requested = _collect_requested_settings(img_size, patch_size, in_chans, num_classes)
     new_settings: ModelSettings = {name: requested.get(name, getattr(old, name)) for name in ADAPTABLE_SETTINGS}
     (height, width), (rows, columns) = as_pair(new_settings["img_size"]), as_pair(new_settings["patch_size"])
     grid = (height // rows, width // columns)
     pixel_coverage = grid[0] * rows * grid[1] * columns / (height * width)
-    tokens = old.num_prefix_tokens + grid[0] * grid[1]
-    refused = _find_refusal_reason(old, new_settings, grid, pixel_coverage)
     # If the patches do not fill the image, count the FLOPs of the patches that fit.
     filled = replace(old, **(new_settings | {"img_size": (max(grid[0], 1) * rows, max(grid[1], 1) * columns)}))
     flops, old_flops = count_flops_per_image(filled), count_flops_per_image(old)
@@ -100,7 +93,7 @@ def make_planned_or_refused_report(
         grid_before=list(old.grid),
         grid_after=list(grid),
         tokens_before=old.num_tokens,
-        tokens_after=tokens,
+        tokens_after=old.num_prefix_tokens + grid[0] * grid[1],
         pixels_seen=pixel_coverage,
         flops_before=old_flops,
         flops_after=flops,
@@ -108,8 +101,20 @@ def make_planned_or_refused_report(
         notes=pretrained.notes,
         dropped=pretrained.dropped_names,
         alternative=_estimate_cost_of_upscaling_images_instead(old, new_settings, flops),
-        refused=refused,
+        refused=_find_refusal_reason(old, new_settings, grid, pixel_coverage),
     )
+
+
+def _collect_requested_settings(
+    img_size: Size | None, patch_size: Size | None, in_chans: int | None, num_classes: int | None
+) -> ModelSettings:
+    """Return the settings that are not None, sizes checked and converted."""
+    sizes = {"img_size": img_size, "patch_size": patch_size}
+    counts = {"in_chans": in_chans, "num_classes": num_classes}
+    requested: ModelSettings = {
+        name: check_and_convert_size(name, size) for name, size in sizes.items() if size is not None
+    }
+    return requested | {name: count for name, count in counts.items() if count is not None}
 
 
 def count_flops_per_image(config: ModelConfig) -> int:

@@ -30,7 +30,7 @@ def test_arms_without_effect_or_with_invalid_settings_are_left_out_and_named(cap
     ]
     said = capsys.readouterr().out
     assert "Skipped: convolution-like initialization. The recipe already has this setting." in said
-    assert "Skipped: no rotary positions. initialize=conv_like needs rotary positions" in said
+    assert "Skipped: no rotary positions. model.initialize=conv_like needs rotary positions" in said
     assert speedrun.select_valid_arms("cifar10-tokenizer", COMMON, names[1:3], [2]) == [
         "convolution-like initialization"
     ]

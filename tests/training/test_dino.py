@@ -246,8 +246,8 @@ def test_a_student_that_collapses_sounds_the_alarm_and_the_recipe_does_not(tmp_p
 
 
 REFUSED = {
-    "dino.local_size=5": "dino.local_size=5 must be a multiple of patch_size=2",
-    "dino.local_size=16": "at most img_size=8",
+    "dino.local_size=5": "dino.local_size=5 must be a multiple of model.patch_size=2",
+    "dino.local_size=16": "at most model.img_size=8",
     "train.patience=3": "train.patience=3 needs labels",
     "train.distill=x": "train.distill=x needs labels",
     "data.balance=loss": "data.balance=loss needs labels",

@@ -198,8 +198,8 @@ def test_mae_varies_by_crops_and_mirror_images_alone() -> None:
 
 
 REFUSED = {
-    "model.tokenizer=conv": "with tokenizer=conv tokens overlap",
-    "model.tokenizer=spt": "with tokenizer=spt tokens overlap",
+    "model.tokenizer=conv": "with model.tokenizer=conv tokens overlap",
+    "model.tokenizer=spt": "with model.tokenizer=spt tokens overlap",
     "model.causal=true": "causal=true needs all patches in order",
     "model.patch_size=8": "needs at least two patches, but the model has one",
     "mae.mask_ratio=1": "greater than 0 and below 1",

@@ -102,7 +102,7 @@ def test_it_learns_to_predict_digits_and_leaves_pictures(tmp_path) -> None:
 
 
 REFUSED = {
-    "model.tokenizer=spt": "train.objective=simmim masks patches, but with tokenizer=spt tokens overlap",
+    "model.tokenizer=spt": "train.objective=simmim masks patches, but with model.tokenizer=spt tokens overlap",
     "model.causal=true": "causal=true needs all patches in order",
     "simmim.mask_ratio=1": "greater than 0 and below 1",
     "simmim.block_size=3": "simmim.block_size=3 must divide the grid of 4×4 patches into at least two blocks. "

@@ -160,7 +160,7 @@ def test_a_run_stopped_while_it_uses_some_patches_is_resumed_exactly(tmp_path) -
         (["train.patch_share=0.5", "model.causal=true"], "but model.causal=true needs all of them"),
         (
             ["train.patch_share=0.02", "model.attention=lsa"],
-            "keeps one token, but model.attention=lsa needs at least two",
+            "one token, but model.attention=lsa needs at least two",
         ),
         (["train.patch_share=0.995"], "keeps all 64 patches"),
         (["train.patch_share=0.5", "train.patch_share_until=0"], "has no effect with train.patch_share_until=0"),

@@ -526,8 +526,8 @@ def test_notes_and_captions_explain_only_what_is_shown() -> None:
         (True, True, True),
     ]
     assert [draw_study_figures(found)["pareto"].get_supxlabel() for found in (two, three)] == [
-        "Orange: Pareto front: no other setting is at least as good in both accuracy and cost and better in one.",
-        "Orange: Pareto front: no other setting is at least as good in both accuracy and cost and better in one. "
+        "Orange: the Pareto front. No other combination is as good in both accuracy and cost, and better in one.",
+        "Orange: the Pareto front. No other combination is as good in both accuracy and cost, and better in one. "
         "Bars: 95 % confidence interval of the mean (three seeds or more).",
     ]
     off = [f"data.augment.{name}=0" for name in ("shift", "rotate", "scale", "mixup")]

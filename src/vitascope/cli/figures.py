@@ -206,7 +206,7 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
         groups = assign_patches_to_tokens(reduced.vision_transformer, model.preprocessing(raw_image))[0]
         group_maps.append(groups.unflatten(0, model.config.grid).numpy())
         num_left = format_count(len(set(groups[groups >= 0].tolist())), "patch token")
-        titles.append(_predict_and_format_title(reduced, raw_image, f"{participle}: {num_left} left"))
+        titles.append(_predict_and_format_title(reduced, raw_image, f"{participle}, {num_left} left"))
     merged, dropped = group_maps
     image = _convert_to_numpy(pixels)
     text = (

@@ -138,7 +138,7 @@ def evaluate_and_record_runs(
 ) -> None:
     """Record finished runs in results/NAME.json: test accuracies, times, machine, versions and commit.
 
-    For each run, the first evaluation on the test set with the last epoch's weights and the same --views counts.
+    Of each run, the first test evaluation with the last epoch's weights and the given --views is recorded.
     A run without one is evaluated now.
 
     Example: vitascope record runs/digits/* --name digits

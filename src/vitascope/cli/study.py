@@ -175,7 +175,7 @@ def run_coursework_sheet(
     C: heads and a causal mask; training with and without randomly shifted images (CIFAR-10).
     D: studies of width, patch size and depth; time and memory of attention;
     pretrained weights; training on few images (MNIST).
-    E: layers compared with PyTorch; 25, 50 and 70 % accuracy (CIFAR-10).
+    E: layers compared with PyTorch; training to 25, 50 and 70 % accuracy (CIFAR-10).
 
     To continue after an interruption, run the same command again. Finished runs are not repeated.
 

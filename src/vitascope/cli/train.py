@@ -106,7 +106,7 @@ def run_demo(
 ) -> None:
     """Train a model on handwritten digits in under a minute and evaluate it.
 
-    Also prints the largest absolute difference from timm's model with the same weights, for four test models.
+    Also compares the logits of four untrained test models with those of timm's models with the same weights.
     """
     recipe = read_recipe("digits", settings or [])
     from vitascope.evaluation.figures import write_evaluation_json_and_figures

@@ -169,7 +169,7 @@ def _draw_accuracy_and_cost_pareto_fronts(results: StudyResults) -> Figure:
             )
             for cell, draw_interval in zip(results.combinations, has_interval, strict=True)
         ]
-    caption = "Orange: Pareto front: no other setting is at least as good in both accuracy and cost and better in one."
+    caption = "Orange: the Pareto front. No other combination is as good in both accuracy and cost, and better in one."
     if any(has_interval):
         caption += " Bars: 95 % confidence interval of the mean (three seeds or more)."
     return draw_pareto_fronts(points, caption, results.design.score_name)

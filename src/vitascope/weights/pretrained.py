@@ -38,9 +38,7 @@ MODEL_PREFIXES = ("timm:", "hf:", "bundled:")  # all other names are paths
 MAX_RELATIVE_DIFFERENCE = 1e-4  # relative to the largest logit: rounding is far below, another activation above
 IMAGENET_CLASSES = "class names of ImageNet, because there are 1000 classes"
 BUNDLED_FOLDER = Path(__file__).parents[1] / "bundled"  # one model folder per name
-ACCEPTED_WEIGHTS_HELP = (
-    "Use timm:NAME, hf:REPO, bundled:NAME, a file (.safetensors, .pth), a folder with config.json, or a run."
-)
+ACCEPTED_WEIGHTS_HELP = "Use timm:NAME, hf:REPO, a file (.safetensors, .pth), a folder with config.json, or a run."
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CAPTION = (
     "{:.0%} of the patches are masked (grey). The encoder gets a mask token for each of them, and a linear layer "
-    "predicts their pixels."
+    "predicts their pixels. In the last row, the visible patches are copied from the image."
 )
 
 

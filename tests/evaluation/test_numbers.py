@@ -78,12 +78,12 @@ def test_the_calibration_error_of_a_worked_example() -> None:
         (
             [0.95, 0.90, 0.70],
             [0, 0, 0],
-            "expected calibration error 85.0%, over-confident in all 3 non-empty bins (of 15)",
+            "expected calibration error 85.0%, over-confident in all 3 non-empty bins (of 15 confidence bins)",
         ),
         (
             [0.95, 0.90, 0.70],
             [1, 1, 1],
-            "expected calibration error 15.0%, under-confident in all 3 non-empty bins (of 15)",
+            "expected calibration error 15.0%, under-confident in all 3 non-empty bins (of 15 confidence bins)",
         ),
         (
             [0.95, 0.90, 0.62, 0.64],
@@ -99,10 +99,14 @@ def test_the_calibration_error_of_a_worked_example() -> None:
         (
             [0.75, 0.75, 0.75, 0.75, 0.95, 0.95],
             [1, 1, 1, 0, 1, 1],
-            "expected calibration error 1.7%, under-confident in both non-empty bins (of 15)",
+            "expected calibration error 1.7%, under-confident in both non-empty bins (of 15 confidence bins)",
         ),
         ([0.9, 0.55, 0.55], [1, 1, 0], "expected calibration error 6.7%, over-confident in some bins and under"),
-        ([0.9], [1], "expected calibration error 10.0%, under-confident in the only non-empty bin (of 15)"),
+        (
+            [0.9],
+            [1],
+            "expected calibration error 10.0%, under-confident in the only non-empty bin (of 15 confidence bins)",
+        ),
         ([0.99999], [1], "expected calibration error 0.0%"),
     ],
 )

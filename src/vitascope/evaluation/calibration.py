@@ -76,12 +76,12 @@ class Calibration:
         return f"{text}, {direction} in {where}" if self.all_gaps_have_same_sign else f"{text}, mostly {direction}"
 
     def _describe_nonempty_bins(self) -> str:
-        """Return for example "both non-empty bins (of 15)"."""
+        """Return for example "both non-empty bins (of 15 confidence bins)"."""
         num_bins, num_nonempty = len(self.bins), sum(bin_.images > 0 for bin_ in self.bins)
         if num_nonempty == num_bins:
             return f"all {num_bins} bins"
         nonempty = {1: "the only non-empty bin", 2: "both non-empty bins"}
-        return f"{nonempty.get(num_nonempty, f'all {num_nonempty} non-empty bins')} (of {num_bins})"
+        return f"{nonempty.get(num_nonempty, f'all {num_nonempty} non-empty bins')} (of {num_bins} confidence bins)"
 
     @property
     def all_gaps_have_same_sign(self) -> bool:

@@ -142,7 +142,7 @@ def draw_study_figures(results: StudyResults) -> dict[str, Figure]:
     figures = {"curves": draw_study_curves(results)}
     ranges = results.design.ranges_by_setting
     axis_scales = {setting: "log" if bounds.is_log_scale else "linear" for setting, bounds in ranges.items()}
-    caption = "Dots: all runs with this value. Bars: their means."
+    caption = "Dots: all runs with this value, spread sideways to be visible. Bars: their means."
     if len(axis_scales) == len(results.design.varied_settings):
         caption = "Dots: runs." if len(axis_scales) == 1 else "Dots: runs, which differ in the other settings too."
     figures["effects"] = draw_accuracy_by_setting(

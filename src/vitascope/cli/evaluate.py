@@ -54,8 +54,7 @@ def evaluate(
     """Measure accuracy, per-class scores, calibration and robustness to corruptions.
 
     Figures and report.json go to RUN/evaluation/SPLIT/. Options are added to the folder's name, such as
-    val-2-views-best-merge8. With --data, its name starts with the data's name and a hash.
-    Each use of the test set is logged in the run.
+    val-2-views-best-merge8. With --data, it starts with the data's name and a hash. Each test set use is logged.
 
     Example: vitascope evaluate runs/digits --split val
     """

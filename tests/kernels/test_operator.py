@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vitascope import kernels
 
@@ -77,6 +78,19 @@ def test_compiled_code_uses_the_operator(make_call, unchecked_shapes) -> None:
     compiled = torch.compile(lambda *args: kernel(*args), backend="aot_eager", fullgraph=True)
     plain, traced = (run_forward_and_backward(call, tensors, rest) for call in (kernel, compiled))
     assert all(torch.equal(one, other) for one, other in zip(plain, traced, strict=True))
+
+
+@CALLS
+def test_tensors_without_data_reach_the_operator(make_call, unchecked_shapes) -> None:
+    """The compiler traces with such tensors; before PyTorch 2.12 it did not announce itself in backward passes."""
+    kernel, tensors, rest = make_call()
+    expected = kernel(*tensors, *rest)
+    with FakeTensorMode() as mode:
+        outputs = kernel(*map(mode.from_tensor, tensors), *rest)
+    for output, real in zip(
+        *(each if isinstance(each, tuple) else (each,) for each in (outputs, expected)), strict=True
+    ):
+        assert (output.shape, output.dtype) == (real.shape, real.dtype)
 
 
 def test_training_with_kernels_does_not_import_the_compiler() -> None:

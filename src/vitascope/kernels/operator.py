@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 Outputs = Any  # a tensor or a tuple of tensors
+PLAIN_TENSOR_TYPES = (Tensor, torch.nn.Parameter)
 
 
 class KernelOperator:
@@ -30,12 +31,17 @@ class KernelOperator:
         self.operator.register_autograd(compute_gradients, setup_context=setup_context)
 
     def __call__(self, *args: Any) -> Outputs:
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or _are_traced(args):
             return self.operator(*args)
         needs_gradient = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
         if self.compute_gradients is None or not (needs_gradient and torch.is_grad_enabled()):
             return self.launch(*args)
         return _DirectCall.apply(self, *args)
+
+
+def _are_traced(args: tuple[Any, ...]) -> bool:
+    """Return whether an argument is a tensor without data. `is_compiling` is false in backward passes of torch 2.11."""
+    return any(isinstance(arg, Tensor) and type(arg) not in PLAIN_TENSOR_TYPES for arg in args)
 
 
 class _DirectCall(torch.autograd.Function):

@@ -7,7 +7,7 @@ from vitascope.cli.console import reject_settings_without_effect
 from vitascope.data.config import AugmentConfig
 from vitascope.data.sources.named import PUBLISHED_DATASETS
 from vitascope.data.splits import load_train_and_validation_data
-from vitascope.data.statistics import PREVIEW_SIZE
+from vitascope.data.statistics import PREVIEW_SIZE, PREVIEW_SIZE_NOTE
 from vitascope.draw.images import draw_gallery
 from vitascope.draw.style import save_figure
 from vitascope.recipe.augmentation import resolve_augmentation_for_objective
@@ -50,7 +50,7 @@ def draw_and_save_augmentation_preview(
     augmentation = describe_augmentation(
         base_recipe, overrides, policy, f"model.in_chans={channels}" if is_folder else ""
     )
-    original = f"the image resized to {height}×{width} pixels" if is_folder else "the original image"
+    original = f"the image resized to {height}×{width} pixels ({PREVIEW_SIZE_NOTE})" if is_folder else "the original image"
     text = f"{data.source.name}: {original}, then {len(versions)} {objective.preview_name} {augmentation}"
     return save_figure(draw_gallery(rows, class_names, ["original", *titles], text), figure_path)
 

@@ -108,9 +108,9 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
         print(note)
     before, after = evaluation.calibration, evaluation.temperature
     top = f"top-5 {evaluation.top5:.2%}, " if len(evaluation.classes) > 5 else ""
-    print(f"{top}loss {before.loss:.3f}, {before.description}")
+    print(f"{top}loss {before.loss:z.3f}, {before.description}")
     if after:
-        effect = f"loss {after.loss:.3f}, expected calibration error {after.ece:.1%}"
+        effect = f"loss {after.loss:z.3f}, expected calibration error {after.ece:.1%}"
         print(f"After temperature scaling (logits / {after.value:.2f}, {evaluation.temperature_note}): {effect}")
         if evaluation.temperature_warning:
             print(evaluation.temperature_warning)

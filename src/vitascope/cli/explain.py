@@ -116,7 +116,7 @@ def _print_predictions_faithfulness_and_files(report: "ExplainReport", num_image
     rows = [
         [
             get_method_label(row.method),
-            f"{row.insertion - row.deletion:+.3f}",
+            f"{row.insertion - row.deletion:+z.3f}",
             f"{row.deletion:.3f}",
             f"{row.insertion:.3f}",
         ]

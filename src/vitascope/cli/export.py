@@ -121,15 +121,17 @@ def _format_export_report_rows(report: "ExportReport") -> list[list[str]]:
     if report.int8:
         size += f" (float32: {report.int8.float32_bytes / 2**20:.2f} MiB)"
     errors = ", ".join(f"{name} {error:.1e}" for name, error in report.differences.items())
+    errors += " of the PyTorch model's largest value"
     rows = [["file", str(report.path)], ["size", size]]
     if report.int8:
         rows.append(["int8 method", f"{report.int8.method}: {INT8_METHODS[report.int8.method]}"])
     images = f"on {report.compared_on} images in batches of 1, 2 and 7"
-    rows.append(["relative error" if report.int8 else "verified, relative error", f"{errors}, {images}"])
+    label = "difference from PyTorch" if report.int8 else "verified, difference from PyTorch"
+    rows.append([label, f"{errors}, {images}"])
     if comparison:
         points = 100 * (comparison.int8 - comparison.float32)
         accuracies = f"{comparison.int8:.2%}, float32 {comparison.float32:.2%}"
-        rows.append(["accuracy", f"{accuracies} ({points:+.2f} percentage points)"])
+        rows.append(["accuracy", f"{accuracies} ({points:+z.2f} percentage points)"])
         rows.append(
             ["same prediction", f"{comparison.agreement:.2%} of {comparison.images:,} {comparison.which} images"]
         )

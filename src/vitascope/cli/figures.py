@@ -16,7 +16,9 @@ from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.draw import DIVERGING
 from vitascope.draw.explanation import draw_forward_pass, draw_patch_borders
 from vitascope.draw.images import (
+    MIN_FONT_SIZE,
     choose_group_colours,
+    compute_group_number_font_size,
     draw_heatmap,
     draw_image_tiles,
     hatch_patches,
@@ -165,6 +167,7 @@ def _draw_and_save_model_forward_pass(
 SHIFT_TITLES = ("original", "shifted down, right", "shifted down, left", "shifted up, right", "shifted up, left")
 TINT = 0.55  # weight of the group's colour
 IMAGE_SIZE = 32  # side of the drawn image in pixels
+REDUCTION_TILE_WIDTH = 2.7  # inches
 
 
 def draw_and_save_shifted_copies(image_path: Path | None, patch_size: int, figure_path: Path) -> Path:
@@ -208,26 +211,30 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
         num_left = format_count(len(set(groups[groups >= 0].tolist())), "patch token")
         titles.append(_predict_and_format_title(reduced, raw_image, f"{participle}, {num_left} left"))
     merged, dropped = group_maps
-    image = _convert_to_numpy(pixels)
+    image, font_size = _convert_to_numpy(pixels), compute_group_number_font_size(merged, REDUCTION_TILE_WIDTH)
+    number_note = "" if font_size >= MIN_FONT_SIZE else " (only the first patch of each token has its number)"
     text = (
-        f"Each of the {model.config.depth} blocks removes up to {format_count(tokens_per_block, 'patch token')}. When "
-        "merging, each block can at most halve the patch tokens. Merged: patches with the same number and colour form "
-        "one token; where patches are small, only the first has the number. Patches without a colour were not merged. "
-        "Dropped: hatched patches were removed. Below each title: the "
-        "prediction and its probability."
+        f"Each of the {model.config.depth} blocks removes up to {format_count(tokens_per_block, 'patch token')}. "
+        "Merging at most halves the patch tokens of a block. Middle: patches with the same number and colour were "
+        f"merged into one token{number_note}. "
+        "Patches without a colour were not merged. Right: hatched patches were dropped."
     )
     figure = draw_image_tiles(
-        [image, _tint_patch_groups(image, merged, patch_size), image], titles, text, num_columns=3
+        [image, _tint_patch_groups(image, merged, patch_size), image],
+        titles,
+        text,
+        num_columns=3,
+        tile_width=REDUCTION_TILE_WIDTH,
     )
     outline_patch_groups(figure.axes[1], merged, patch_size)
-    write_group_numbers_on_patches(figure.axes[1], merged, patch_size)
+    write_group_numbers_on_patches(figure.axes[1], merged, patch_size, font_size)
     hatch_patches(figure.axes[2], dropped < 0, patch_size)
     return save_figure(figure, figure_path)
 
 
 def _predict_and_format_title(model: Classifier, raw_image: Tensor, first_line: str) -> str:
     prediction = model.predict(raw_image)[0]
-    return f"{first_line}\n{prediction.label}, {prediction.probability:.0%}"
+    return f"{first_line}\nprediction: {prediction.label} ({prediction.probability:.0%})"
 
 
 def _tint_patch_groups(image: NDArray, group_map: NDArray, patch_size: tuple[int, int]) -> NDArray:

@@ -105,7 +105,7 @@ def find_and_draw_similar_images(
     print(f"{'Run' if model.is_run else 'Model'}: {model.name}")
     labels = [name + SAME * same for name, same in zip(similar.labels, similar.identical, strict=True)]
     columns = {"class" if among is None else "folder": labels}
-    columns["cosine similarity"] = [f"{cosine:.3f}" for cosine in similar.similarities]
+    columns["cosine similarity"] = [f"{cosine:z.3f}" for cosine in similar.similarities]
     if similar.nearest_samples.file_paths:
         columns["file"] = similar.nearest_samples.file_paths
     rows = [list(row) for row in zip(*columns.values(), strict=True)]

@@ -26,10 +26,8 @@ SETTING_TEXTS = {  # setting of AugmentConfig -> text with its unit
     "magnitude": "RandAugment magnitude {:g} of 30",
     "erase": "random erasing with probability {:g}",
     "erase_area": "erased area up to {:.0%} of the image",
-    "mixup": "mixup with Beta parameter {:g}",
-    "cutmix": "CutMix with Beta parameter {:g}",
-    "mix_prob": "images mixed with probability {:g}",
-}
+}  # `description` has those of mixup, cutmix and mix_prob in one phrase
+MIXING_NAMES = {"mixup": "mixup", "cutmix": "CutMix"}
 
 
 @skip_beartype
@@ -95,12 +93,25 @@ class AugmentConfig:
     @property
     def description(self) -> str:
         """The settings that change an image, as text: "flip probability 0.5, shift up to 4 pixels"."""
-        texts = []
-        for name, value in self.active_settings.items():
+        texts, active = [], self.active_settings
+        for name, value in active.items():
+            if name not in SETTING_TEXTS:
+                continue
             values = (value,) if isinstance(value, int | float) else value
             text = SETTING_TEXTS[name].format(*values)
             texts.append(text.removesuffix("s") if text.endswith(" 1 pixels") else text)
-        return ", ".join(texts)
+        return ", ".join([*texts, *self._describe_mixing()])
+
+    def _describe_mixing(self) -> list[str]:
+        """Return for example ["CutMix on 50% of the images (Beta parameter 1)"]; empty without mixing."""
+        betas = {name: getattr(self, setting) for setting, name in MIXING_NAMES.items() if getattr(self, setting)}
+        if not betas or self.mix_prob == 0:
+            return []
+        fraction = "" if self.mix_prob is None else f" on {100 * self.mix_prob:.3g}% of the images"
+        if len(betas) == 1:
+            return [f"{name}{fraction} (Beta parameter {beta:g})" for name, beta in betas.items()]
+        parameters = ", ".join(f"{name} {beta:g}" for name, beta in betas.items())
+        return [f"mixup or CutMix, each equally often,{fraction} (Beta parameters: {parameters})".replace(",  ", ", ")]
 
     def fill_missing_from(self, policy: "AugmentConfig") -> "AugmentConfig":
         """Return these settings, with missing ones taken from the policy."""

@@ -41,7 +41,8 @@ def count_also_in_reference(reference_fingerprints: list[Fingerprint], fingerpri
     return sum(fingerprint in reference for fingerprint in fingerprints)
 
 
-PREVIEW_SIZE = ((64, 64), 3)  # images of a folder are resized to this for the description
+PREVIEW_SIZE = ((64, 64), 3)  # images of a folder are resized to this for the description and the preview
+PREVIEW_SIZE_NOTE = "a fixed size for this command; training resizes to model.img_size"
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class SplitSummary:
         text += "" if all(height == width for height, width in sizes) else " (height × width)"
         text += f", {format_count(self.channels, 'channel')}"
         resized = (self.height, self.width)
-        text += "" if set(sizes) == {resized} else f" (statistics after resizing to {_format_size(resized)})"
+        text += "" if set(sizes) == {resized} else f"; the pixel statistics and duplicates are of images resized to {_format_size(resized)} ({PREVIEW_SIZE_NOTE})"
         if self.grayscale_files:
             files = "all" if self.grayscale_files == self.images else f"{self.grayscale_files:,} of the"
             text += f"; {files} files are grayscale and are read as {self.channels} equal channels"

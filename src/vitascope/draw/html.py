@@ -59,7 +59,7 @@ def _create_template_environment() -> "Environment":
         "md_code": format_markdown_inline_code,
         "md_table": format_markdown_table,
         "count": format_count,
-        "decimals": "{:.4f}".format,
+        "decimals": "{:z.4f}".format,
     }
     return environment
 

@@ -26,8 +26,9 @@ from vitascope.draw.style import (
 
 REMOVED_COLOUR = "#888888"
 GOLDEN_RATIO = (5**0.5 - 1) / 2
-NUMBER_WIDTH_POINTS, MIN_FONT_SIZE = 130, 3.5  # font size of a digit as wide as the panel; smallest font size
-MAX_TITLE_WIDTH = 26  # characters of a tile's title that fit above it
+NUMBER_POINTS_PER_INCH, MIN_FONT_SIZE = 74, 3.5  # font size of a digit as wide as one inch; smallest font size
+TILE_WIDTH = 1.75  # inches
+TITLE_CHARACTERS = 15  # per inch of a tile's width
 
 
 def draw_gallery(
@@ -56,14 +57,16 @@ def draw_image_tiles(
     *,
     framed_index: int | None = None,
     num_columns: int = 6,
+    tile_width: float = TILE_WIDTH,
 ) -> Figure:
-    """Draw images as tiles, each with its title; the tile `framed_index` gets a frame."""
+    """Draw images as tiles (`tile_width` in inches), each with its title; the tile `framed_index` gets a frame."""
     num_columns = min(num_columns, max(len(images), 3))
     rows = -(-len(images) // num_columns)
-    titles = [wrap_text(title, MAX_TITLE_WIDTH) for title in titles]
+    titles = [wrap_text(title, int(TITLE_CHARACTERS * tile_width)) for title in titles]
     lines = max(title.count("\n") for title in titles)
-    height = (2.0 + 0.15 * lines) * rows + 0.4 + 0.15 * count_caption_lines(caption_text, 1.75 * num_columns)
-    figure = Figure(figsize=(1.75 * num_columns, height), layout="constrained", dpi=150)
+    width = tile_width * num_columns
+    height = (tile_width + 0.25 + 0.15 * lines) * rows + 0.4 + 0.15 * count_caption_lines(caption_text, width)
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
     panels = figure.subplots(rows, num_columns, squeeze=False).flatten()
     for panel in panels[len(images) :]:
         panel.axis("off")
@@ -133,27 +136,39 @@ def choose_text_colour(background: Sequence[float] | NDArray) -> Literal["black"
 
 
 def outline_patch_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
-    """Draw white lines with a black edge between groups. `group_map`: group of each patch, row × column."""
+    """Draw white lines with a black edge around the groups of several patches; thinner lines where patches are small.
+
+    `group_map`: group of each patch, row × column."""
     height, width = patch_size
+    groups, sizes = np.unique(group_map, return_counts=True)
+    merged = np.where(np.isin(group_map, groups[sizes > 1]), group_map, -1)
     lines = []
-    for row, column in np.argwhere(group_map[:, 1:] != group_map[:, :-1]):
+    for row, column in np.argwhere(merged[:, 1:] != merged[:, :-1]):
         x, y = (column + 1) * width - 0.5, row * height - 0.5  # pixel 0 is drawn from -0.5 to 0.5
         lines.append([(x, y), (x, y + height)])
-    for row, column in np.argwhere(group_map[1:] != group_map[:-1]):
+    for row, column in np.argwhere(merged[1:] != merged[:-1]):
         x, y = column * width - 0.5, (row + 1) * height - 0.5
         lines.append([(x, y), (x + width, y)])
-    panel.add_collection(LineCollection(lines, colors="black", linewidths=3))
-    panel.add_collection(LineCollection(lines, colors="white", linewidths=1.2))
+    line_width = min(1.2, 12 / max(group_map.shape))
+    panel.add_collection(LineCollection(lines, colors="black", linewidths=2.5 * line_width))
+    panel.add_collection(LineCollection(lines, colors="white", linewidths=line_width))
 
 
-def write_group_numbers_on_patches(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
-    """Write a number on the patches of each group of several; where patches are small, only on the first of a group."""
+def compute_group_number_font_size(group_map: NDArray, panel_width: float) -> float:
+    """Return the font size of a group's number that fits a patch in a panel of this width, in inches."""
+    num_groups = int((np.unique(group_map, return_counts=True)[1] > 1).sum())
+    return NUMBER_POINTS_PER_INCH * panel_width / (max(group_map.shape) * len(str(num_groups)))
+
+
+def write_group_numbers_on_patches(
+    panel: Axes, group_map: NDArray, patch_size: tuple[int, int], font_size: float
+) -> None:
+    """Write a number on the patches of each group of several; if the font is too small, only on a group's first."""
     groups, first_indices, sizes = np.unique(group_map, return_index=True, return_counts=True)
     numbers = {group: number for number, group in enumerate(groups[sizes > 1].tolist(), start=1)}
-    width = NUMBER_WIDTH_POINTS / (max(group_map.shape) * len(str(len(numbers))))
-    size = min(max(width, MIN_FONT_SIZE), 9)
+    size = min(max(font_size, MIN_FONT_SIZE), 9)
     for index, ((row, column), group) in enumerate(np.ndenumerate(group_map)):
-        if group in numbers and (width >= MIN_FONT_SIZE or index in first_indices):
+        if group in numbers and (font_size >= MIN_FONT_SIZE or index in first_indices):
             x, y = (column + 0.5) * patch_size[1] - 0.5, (row + 0.5) * patch_size[0] - 0.5
             text = panel.text(x, y, str(numbers[group]), ha="center", va="center", fontsize=size, color="white")
             text.set_path_effects([withStroke(linewidth=1, foreground="black")])

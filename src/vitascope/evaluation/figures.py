@@ -128,7 +128,7 @@ def draw_query_and_neighbours(neighbours: Neighbours) -> Figure:
     )
     captions = [f"query{prediction}"]
     captions += [
-        f"{_shorten_name(name)}{SAME * is_same}\nsimilarity {value:.3f}"
+        f"{_shorten_name(name)}{SAME * is_same}\nsimilarity {value:z.3f}"
         for name, value, is_same in zip(neighbours.labels, neighbours.similarities, neighbours.identical, strict=True)
     ]
     text = (

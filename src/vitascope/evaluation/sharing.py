@@ -102,7 +102,8 @@ def measure_and_check_saved_model_error(model: Classifier, folder: Path, library
     error_size = compute_max_relative_error(logits, copy_as_frozen_cpu_model(model.vision_transformer)(images))
     if not error_size <= TOLERANCE:
         raise UserError(
-            f"Loaded by {library}, the saved model's logits differ (relative error {error_size:.1e}). "
+            f"Loaded by {library}, the saved model's logits differ by {error_size:.1e} of the PyTorch model's largest "
+            f"logit. "
             f"{NOT_WRITTEN_MESSAGE}"
         )
     return error_size

@@ -58,7 +58,7 @@ def select_run_or_random_images(
 def compute_max_relative_error_per_output(
     model: VisionTransformer, exported_model: ExportedModel, images: Images
 ) -> dict[str, float]:
-    """Return the largest difference of each output, relative to the model's maximum, over several batch sizes."""
+    """Return each output's largest difference, relative to the PyTorch model's largest value; several batch sizes."""
     batches = images.split(BATCH_SIZES)
     exported_outputs = [torch.cat(parts) for parts in zip(*(exported_model(batch) for batch in batches), strict=True)]
     expected_outputs = [
@@ -77,7 +77,8 @@ def raise_if_export_inaccurate(relative_errors: dict[str, float], tolerance: flo
     for name, error in relative_errors.items():
         if not error <= tolerance:
             raise UserError(
-                f"The exported {name} differ from the model's (relative error {error:.1e}, allowed: {tolerance:.0e}). "
+                f"The exported {name} differ from the PyTorch model's by {error:.1e} of the PyTorch model's largest "
+                f"value (allowed: {tolerance:.0e}). "
                 "No file was written. Please report this, with the model's settings."
             )
 

@@ -87,7 +87,7 @@ def check_maps_reproduce_output(explicit_output: Tensor, fused_output: Tensor, b
     if not error <= MAX_RELATIVE_ERRORS.get(fused_output.dtype, 1e-4):
         raise UserError(
             f"Block {block_index + 1}: the attention maps do not reproduce the block's output "
-            f"(relative error {error:.1e})."
+            f"(largest difference: {error:.1e} of the output's largest value)."
         )
 
 

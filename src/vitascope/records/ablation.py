@@ -184,5 +184,5 @@ def format_mean_difference_or_values(
 def _format_mean_or_values(values: list[float], ci_half_width: float | None, sign_format: str) -> str:
     """Format a mean with ±; fewer than three values themselves. `sign_format`: '+' for a sign before all numbers."""
     if ci_half_width is None or len(values) < MIN_SEEDS_FOR_INTERVAL:
-        return ", ".join(f"{value:{sign_format}.2f}" for value in values)
-    return f"{mean(values):{sign_format}.2f} ± {ci_half_width:.2f}"
+        return ", ".join(f"{value:{sign_format}z.2f}" for value in values)
+    return f"{mean(values):{sign_format}z.2f} ± {ci_half_width:.2f}"

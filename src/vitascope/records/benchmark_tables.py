@@ -69,10 +69,10 @@ def format_explanation_faithfulness_table(results_folder: Path, record_names: li
                 [
                     f"`{results['recipe']}`, {results['images']} images",
                     get_method_label(row["method"]),
-                    f"{row['insertion'] - row['deletion']:+.3f}",
+                    f"{row['insertion'] - row['deletion']:+z.3f}",
                     f"{row['deletion']:.3f} ± {row['deletion_error']:.3f}",
                     f"{row['insertion']:.3f} ± {row['insertion_error']:.3f}",
-                    "–" if rank_correlation is None else f"{rank_correlation:+.2f}",
+                    "–" if rank_correlation is None else f"{rank_correlation:+z.2f}",
                 ]
             )
     error = "± standard error over images"

@@ -98,7 +98,7 @@ def _format_difference_with_pooled_interval(differences: list[float], noise: Res
     interval = ""
     if noise and len(differences) > 1:
         interval = f" ± {scale * noise.compute_ci_half_width(len(differences)):.2f}"
-    return f"{scale * mean(differences):+.2f}{interval}"
+    return f"{scale * mean(differences):+z.2f}{interval}"
 
 
 def format_accuracy_by_label_fraction_table(results_folder: Path, record_names: list[str]) -> Markdown:

@@ -271,7 +271,7 @@ def _draw_accuracy_grid(results: StudyResults) -> Figure:
 
 def _format_difference_in_points(difference: PairedDifference) -> str:
     return (
-        f"{100 * difference.mean_difference:+.2f} in every seed"
+        f"{100 * difference.mean_difference:+z.2f} in every seed"
         if difference.has_no_spread and len(difference.differences) >= MIN_SEEDS_FOR_INTERVAL
         else difference.format_with_interval(100)
     )

@@ -122,7 +122,7 @@ def format_training_summary(run: Run, data: TrainingData, *, suggest_evaluation:
     if not rows:
         return f"{run.path} has no metrics."
     last, seconds = rows[-1], sum(row["seconds"] for row in rows)
-    text = f"{format_count(last['epoch'], 'epoch')} in {seconds:.1f} s, training loss {last['train_loss']:.3f}"
+    text = f"{format_count(last['epoch'], 'epoch')} in {seconds:.1f} s, training loss {last['train_loss']:z.3f}"
     train = run.recipe.train
     text += "" if train.uses_labels else f" ({load_objective(train.objective).loss_name})"
     if "val_accuracy" in last and data.validation is not None:

@@ -109,6 +109,6 @@ def format_epoch_line(metrics: dict[str, float], num_epochs: int, *, short: bool
     if "train_accuracy" not in metrics:
         labels["val_accuracy"] = "probe" if short else "linear probe"
     loss_label = "loss" if short else "train loss"
-    text = f"epoch {metrics['epoch']:>{len(str(num_epochs))}}/{num_epochs}  {loss_label} {metrics['train_loss']:.3f}"
+    text = f"epoch {metrics['epoch']:>{len(str(num_epochs))}}/{num_epochs}  {loss_label} {metrics['train_loss']:z.3f}"
     text += "".join(f"  {label} {metrics[name]:.1%}" for name, label in labels.items() if name in metrics)
     return text if short else f"{text}  {metrics['images_per_second']:,.0f} images/s"

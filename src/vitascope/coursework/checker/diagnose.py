@@ -27,6 +27,8 @@ from vitascope.coursework.checker.part_checker import CallConvention, Case, NoDr
 from vitascope.coursework.checker.recognition import get_source_or_empty
 from vitascope.coursework.checker.reference import IGNORED_MASK, MASK_OPTION_NAMES, SimulatedMistake
 from vitascope.coursework.checker.report import (
+    ADDITIVE_MASK_HINT,
+    BOOLEAN_MASK_HINT,
     IGNORED_MASK_EVIDENCE,
     IGNORED_MASK_HINT,
     MISTAKES,
@@ -82,6 +84,20 @@ def _copy_without_mistakes_or_make_default(
     return Diagnosis(diagnosis.convention, diagnosis.variant_options, diagnosis.assumptions)
 
 
+def _make_hint_for_mask_kind(mistake_id: str, mistake_free: Diagnosis) -> str:
+    """Return the mistake's hint; for an inverted mask, add what the values of this kind of mask mean.
+
+    Nothing is added if the code documents that True means masked out, or if it takes and returns no mask."""
+    hint = MISTAKES[mistake_id].hint
+    if mistake_id != "mask-inverted":
+        return hint
+    allowed, blocked = mistake_free.variant_options.get("values", (None, None))  # of the part causal-mask
+    mask_format = mistake_free.convention.settings.get("mask_format")
+    if mask_format == "add" or (blocked is not None and blocked < 0):
+        return f"{hint} {ADDITIVE_MASK_HINT}"
+    return f"{hint} {BOOLEAN_MASK_HINT}" if mask_format in ("allowed", "ones") or allowed == 1 else hint
+
+
 def run_checks_and_fill_report(
     report: CheckReport, runner: CachedRunner, diagnosis: Diagnosis | None, mistake_free: Diagnosis
 ) -> None:
@@ -95,7 +111,7 @@ def run_checks_and_fill_report(
         report.evidence.append(f"The forward pass is correct, but these checks fail: {', '.join(failing)}.")
     report.passed = not report.mistakes
     report.assumptions = [*convention.assumptions, *mistake_free.assumptions]
-    report.hints = [MISTAKES[name].hint for name in report.mistakes]
+    report.hints = [_make_hint_for_mask_kind(name, mistake_free) for name in report.mistakes]
     if report.passed:
         return
     if diagnosis is not None and IGNORED_MASK in diagnosis.simulated_mistakes:

@@ -67,6 +67,8 @@ BLOCKED_MASK_NAMES = {"blocked", "forbidden", "hidden", "blockedmask", "ignore",
 
 
 NOT_ADDITIVE_PATTERN = r"1(\.0*)?\s*-\s*\w*mask|~\s*\w*mask|mask\w*\s*==\s*(0|False)|masked_fill"
+ADDED_MASK_PATTERN = r"\+=?\s*\w*mask\b|\bmask\s*\+"  # such as scores + attn_mask: probably additive, so tried first
+DOCUMENTED_ADDITIVE_PATTERN = r"(?<!not )(?<!not an )\badditive\b|(?<!not )\badded to the (attention )?(scores|logits)"
 
 
 def list_plausible_mask_formats(
@@ -75,10 +77,10 @@ def list_plausible_mask_formats(
     """Return the mask formats that agree with the argument's name, the comments and the file's causal mask.
 
     By default, True means that attention is allowed: a `mask` that masks out where it is True is inverted."""
-    documentation, may_be_additive = (
-        get_docs_and_comments(user_code),
-        not re.search(NOT_ADDITIVE_PATTERN, get_source_or_empty(user_code)),
-    )
+    documentation, source = get_docs_and_comments(user_code), get_source_or_empty(user_code)
+    if re.search(DOCUMENTED_ADDITIVE_PATTERN, documentation, re.IGNORECASE):
+        return ["add"]
+    may_be_additive = not re.search(NOT_ADDITIVE_PATTERN, source)
     name = normalize_identifier(argument_name)
     polarity = (
         "allowed"
@@ -89,11 +91,13 @@ def list_plausible_mask_formats(
     )
     polarity = "allowed" if polarity is None and name in NEUTRAL_MASK_NAMES else polarity
     wrong = {"allowed": ("blocked", "zeros"), "blocked": ("allowed", "ones"), None: ()}[polarity]
-    return [
+    formats = [
         mask_format
         for mask_format in MASK_FORMATS
         if mask_format not in wrong and (may_be_additive or mask_format != "add")
     ]
+    is_added = may_be_additive and re.search(ADDED_MASK_PATTERN, source)
+    return sorted(formats, key=lambda mask_format: mask_format != "add") if is_added else formats
 
 
 def list_expanded_masks(mask: Tensor, leading_shape: Iterable[int]) -> list[Tensor]:

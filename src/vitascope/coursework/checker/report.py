@@ -57,9 +57,7 @@ MISTAKES = {
     ),
     "mask-inverted": Mistake(
         "The mask is inverted: allowed and masked-out tokens are swapped.",
-        "Which tokens may the first token attend to? Compare with the first row of your mask or attention map. "
-        "By default, True in a mask means that attention is allowed. If yours means the opposite, "
-        "state this in the docstring.",
+        "Which tokens may the first token attend to? Compare with the first row of your mask or attention map.",
     ),
     "mask-transposed": Mistake(
         "The mask is transposed: it blocks earlier tokens. A causal mask must block later tokens.",
@@ -131,6 +129,11 @@ MISTAKES = {
 
 
 IGNORED_MASK_EVIDENCE = "The mask has no effect on the output."
+BOOLEAN_MASK_HINT = (
+    "By default, True (or 1) in a mask means that attention is allowed. If yours means the opposite, state this in "
+    "the docstring."
+)
+ADDITIVE_MASK_HINT = "An additive mask is 0 where attention is allowed and -inf where it is blocked."
 IGNORED_MASK_HINT = "Where does your code use the mask? Masked scores must be -inf before the softmax."
 NOTHING_RECOGNIZED = "No transformer part was recognised in it."
 RESULT_SIGNS = {True: "✓", False: "✗", None: "–"}

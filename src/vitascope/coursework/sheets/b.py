@@ -55,7 +55,7 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
             cell.compute_mean_last_value(name) or 0.0 for name in ("train_accuracy", "train_loss", "val_loss")
         ]
         train_accuracy, train_loss, val_loss = last_values
-        values = [f"{100 * train_accuracy:.1f} %", f"{train_loss:.3f}", f"{val_loss:.3f}"]
+        values = [f"{100 * train_accuracy:.1f} %", f"{train_loss:z.3f}", f"{val_loss:z.3f}"]
         seconds = f"{cell.compute_mean('seconds'):.0f}"
         rows.append([cell.settings["train.epochs"], cell.formatted_accuracy, *values, seconds])
     report.add_table(head, rows)

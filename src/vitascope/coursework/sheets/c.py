@@ -133,8 +133,8 @@ def _add_training_section(report: SheetReport, cell: CombinationResults, curves_
                 str(epoch),
                 f"{100 * means['train_accuracy']:.1f} %",
                 format_percent_mean_or_values([seed_curves["val_accuracy"][epoch - 1] for seed_curves in curves]),
-                f"{means['train_loss']:.3f}",
-                f"{means['val_loss']:.3f}",
+                f"{means['train_loss']:z.3f}",
+                f"{means['val_loss']:z.3f}",
             ]
         )
     report.save_and_add_figure("curves", curves_figure)

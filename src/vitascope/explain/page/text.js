@@ -1,6 +1,6 @@
 // Write the sentences that depend on the selection.
 
-export const formatFraction = (value) => value.toFixed(3);
+export const formatFraction = (value) => value.toFixed(3).replace(/^-(0\.0*)$/, "$1");
 
 // Rows and columns are counted from 1, as blocks and heads are.
 export function formatPatch(layout, patch) {

@@ -265,15 +265,15 @@ def detect_teacher_collapse(metrics: dict[str, float], num_epochs: int, num_prot
         return Alarm(
             "uniform",
             "Collapse: the teacher's outputs are almost uniform, so the student cannot learn from them. Their entropy "
-            f"is {entropy:.3f} (maximum ln {num_prototypes} = {max_entropy:.3f}) and the loss is "
-            f"{metrics['train_loss']:.3f}. Lower dino.teacher_temperature and dino.final_teacher_temperature, for "
+            f"is {entropy:z.3f} (maximum ln {num_prototypes} = {max_entropy:.3f}) and the loss is "
+            f"{metrics['train_loss']:z.3f}. Lower dino.teacher_temperature and dino.final_teacher_temperature, for "
             "example to 0.04 and 0.02. Keep dino.batch_norm=true. For short runs, lower dino.teacher_momentum.",
         )
     if metrics["prototypes_used"] < MIN_PROTOTYPES_USED:
         return Alarm(
             "one answer",
             f"Collapse: every image has the same output. Only {metrics['prototypes_used']:.1f} of {num_prototypes} "
-            f"prototypes are used, and the loss is {metrics['train_loss']:.3f}. Lower dino.center_momentum, for "
+            f"prototypes are used, and the loss is {metrics['train_loss']:z.3f}. Lower dino.center_momentum, for "
             "example to 0.9. Or raise dino.teacher_temperature, or lower train.lr or train.muon_lr.",
         )
     return None

@@ -1,6 +1,7 @@
 """The house keeps its own rules."""
 
 import ast
+import re
 import subprocess
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def test_functions_are_short_and_users_never_meet_an_assert(path: Path) -> None:
         assert not isinstance(node, ast.Assert), f"line {node.lineno}"
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno - node.lineno <= 40, f"{node.name} is too long"
+
+
+def test_a_signed_number_that_rounds_to_zero_has_no_minus() -> None:
+    for path in SOURCES:
+        assert not re.search(r":\+\.\d[f%]", path.read_text(encoding="utf-8")), f"{path.name}: write :+z.3f"
 
 
 def test_the_tracked_tree_is_light() -> None:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 from checking import wrong_attention, wrong_models
+from torch import Tensor
 
 import vitascope
-from vitascope.coursework.checker.report import MISTAKES
+from vitascope.coursework.checker.report import ADDITIVE_MASK_HINT, BOOLEAN_MASK_HINT, MISTAKES
 
 VARIANTS = [
     (name, part, user_code)
@@ -24,8 +25,33 @@ def test_exactly_the_mistake_in_the_code_is_named(
         request.getfixturevalue("unchecked_shapes")
     report = vitascope.check(user_code, part)
     assert report.mistakes == [name]
-    assert not report.passed and report.hints == [MISTAKES[name].hint]
+    assert not report.passed and len(report.hints) == 1 and report.hints[0].startswith(MISTAKES[name].hint)
     assert report.first_difference or name == "dropout-in-eval"
+
+
+def test_the_hint_on_an_inverted_mask_fits_the_kind_of_mask() -> None:
+    def additive(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        # The mask is additive: 0 where attention is allowed, -inf elsewhere.
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        return scores.masked_fill(mask == 0, -1e9).softmax(-1) @ v
+
+    attention, variants = vitascope.check(additive, "attention"), wrong_models.WRONG["mask-inverted"]
+    documented, returned = (vitascope.check(user_code, "causal-mask") for _, user_code in variants)
+    for report in (attention, returned):
+        assert report.mistakes == ["mask-inverted"] and report.hints[0].endswith(ADDITIVE_MASK_HINT)
+    assert documented.hints == [MISTAKES["mask-inverted"].hint]  # its docstring says what True means
+    boolean = vitascope.check(wrong_attention.inverted_a, "attention")
+    assert boolean.hints[0].endswith(BOOLEAN_MASK_HINT)
+
+
+def test_a_mask_that_is_added_to_the_scores_is_assumed_additive() -> None:
+    def wrong(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.3
+        scores = scores if mask is None else scores + mask
+        return scores.softmax(-1) @ v * 1.1 + 0.01
+
+    report = vitascope.check(wrong, "attention")
+    assert report.mistakes == ["unknown"] and any("mask is additive" in line for line in report.assumptions)
 
 
 def test_the_documentation_lists_every_mistake() -> None:

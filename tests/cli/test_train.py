@@ -4,7 +4,7 @@ import json
 import os
 import re
 import signal
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -211,6 +211,13 @@ def test_no_rate_is_suggested_if_the_loss_does_not_fall() -> None:
     assert LearningRateCurve([1e-5, 1e-4, 1e-3, 1e-2], [2.30, 2.0, 1.5, 1.7]).suggested_lr == pytest.approx(1e-3 / 3)
 
 
+def test_a_loss_that_rounds_to_zero_is_printed_without_a_minus() -> None:
+    from vitascope.training.progress import format_epoch_line
+
+    line = format_epoch_line({"epoch": 1, "train_loss": -1e-9, "images_per_second": 1.0}, 1)
+    assert "train loss 0.000 " in line
+
+
 def test_the_preview_says_how_images_are_mixed() -> None:
     from vitascope.cli.augmentation_preview import describe_augmentation
     from vitascope.data.config import NO_AUGMENTATION, POLICIES, SETTING_TEXTS, AugmentConfig
@@ -221,7 +228,13 @@ def test_the_preview_says_how_images_are_mixed() -> None:
     photos = describe_augmentation(None, ["data.augment.flip=0"], POLICIES["cifar10"])
     assert "changed by data.augment.flip=0" in photos and "With CutMix, a rectangle" in photos
     assert "shift up to 4 pixels" in photos and "crop of 20% to 100%" in AugmentConfig(crop_scale=(0.2, 1)).description
+    assert "CutMix on 50% of the images (Beta parameter 1))." in photos
+    both = replace(POLICIES["cifar10"], mixup=0.8)
+    assert "mixup or CutMix, each on 25% of the images (Beta parameters 0.8 and 1)" in both.description
+    assert AugmentConfig(mixup=0.8).description == "mixup (Beta parameter 0.8)"  # the probability is the data set's
+    assert AugmentConfig(cutmix=1, mix_prob=0).description == AugmentConfig(mix_prob=0.5).description == ""
     named = {item.name for item in fields(AugmentConfig)} - {"flip_mode", "shift_fill"}  # the others are numbers
+    named -= {"mixup", "cutmix", "mix_prob"}
     assert named == SETTING_TEXTS.keys()
     assert "mixup" not in photos and photos.endswith("The labels are mixed in the same proportion.")
     assert describe_augmentation("digits-dino", [], NO_AUGMENTATION) == "as in recipe digits-dino (no augmentation)."

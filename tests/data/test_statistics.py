@@ -28,7 +28,8 @@ def test_a_description_names_the_sizes_of_the_files_and_the_size_after_resizing(
     Image.new("RGB", (300, 100)).save(tmp_path / "dog" / "1.jpg", exif=rotated)
     summary = open_and_summarize_all_splits(str(tmp_path), None)
     assert "grayscale" not in summary.format_text()
-    sizes = "64×64 to 416×500 pixels (height × width), 3 channels (statistics after resizing to 64×64)"
+    sizes = "64×64 to 416×500 pixels (height × width), 3 channels (statistics and duplicates after "
+    sizes += "resizing to 64×64, a fixed size for this command; training resizes to model.img_size)"
     assert f"train: 3 images, {sizes}\n" in summary.format_text()
     split = summary.as_dict()["splits"]["train"]
     assert split["sizes"] == [(64, 64), (416, 500)] and (split["height"], split["width"]) == (64, 64)

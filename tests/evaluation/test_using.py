@@ -452,6 +452,27 @@ def test_a_story_follows_one_of_the_run_s_own_images(run, tmp_path) -> None:
         assert picture.width > 1500
 
 
+def test_only_merged_patches_are_outlined_and_numbered() -> None:
+    from matplotlib.figure import Figure
+
+    from vitascope.draw.images import (
+        compute_group_number_font_size,
+        outline_patch_groups,
+        write_group_numbers_on_patches,
+    )
+
+    panel, groups = Figure().subplots(), np.arange(16).reshape(4, 4)
+    outline_patch_groups(panel, groups, (2, 2))
+    assert len(panel.collections[0].get_segments()) == 0  # nothing is merged
+    groups[0, 0] = groups[3, 3]
+    outline_patch_groups(panel, groups, (2, 2))
+    assert len(panel.collections[2].get_segments()) == 4  # two edges inside the image for each of two corners
+    for font_size, numbers in ((compute_group_number_font_size(groups, 2.7), ["1", "1"]), (1.0, ["1"])):
+        panel = Figure().subplots()
+        write_group_numbers_on_patches(panel, groups, (2, 2), font_size)
+        assert [text.get_text() for text in panel.texts] == numbers
+
+
 def test_fewer_tokens_are_drawn_for_a_run(run, tmp_path) -> None:
     from vitascope.cli.figures import draw_and_save_token_reduction
 

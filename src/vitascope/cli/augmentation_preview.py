@@ -50,7 +50,9 @@ def draw_and_save_augmentation_preview(
     augmentation = describe_augmentation(
         base_recipe, overrides, policy, f"model.in_chans={channels}" if is_folder else ""
     )
-    original = f"the image resized to {height}×{width} pixels ({PREVIEW_SIZE_NOTE})" if is_folder else "the original image"
+    original = (
+        f"the image resized to {height}×{width} pixels ({PREVIEW_SIZE_NOTE})" if is_folder else "the original image"
+    )
     text = f"{data.source.name}: {original}, then {len(versions)} {objective.preview_name} {augmentation}"
     return save_figure(draw_gallery(rows, class_names, ["original", *titles], text), figure_path)
 

@@ -215,9 +215,8 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
     number_note = "" if font_size >= MIN_FONT_SIZE else " (only the first patch of each token has its number)"
     text = (
         f"Each of the {model.config.depth} blocks removes up to {format_count(tokens_per_block, 'patch token')}. "
-        "Merging at most halves the patch tokens of a block. Middle: patches with the same number and colour were "
-        f"merged into one token{number_note}. "
-        "Patches without a colour were not merged. Right: hatched patches were dropped."
+        "In one block, merging can at most halve the patch tokens. Middle: patches with the same number and colour "
+        f"were merged into one token{number_note}. Patches without a colour were not merged. Right: hatched patches were dropped."
     )
     figure = draw_image_tiles(
         [image, _tint_patch_groups(image, merged, patch_size), image],

@@ -107,11 +107,10 @@ class AugmentConfig:
         betas = {name: getattr(self, setting) for setting, name in MIXING_NAMES.items() if getattr(self, setting)}
         if not betas or self.mix_prob == 0:
             return []
-        fraction = "" if self.mix_prob is None else f" on {100 * self.mix_prob:.3g}% of the images"
-        if len(betas) == 1:
-            return [f"{name}{fraction} (Beta parameter {beta:g})" for name, beta in betas.items()]
-        parameters = ", ".join(f"{name} {beta:g}" for name, beta in betas.items())
-        return [f"mixup or CutMix, each equally often,{fraction} (Beta parameters: {parameters})".replace(",  ", ", ")]
+        each = "" if len(betas) == 1 else ", each"
+        where = "" if self.mix_prob is None else f"{each} on {100 * self.mix_prob / len(betas):.3g}% of the images"
+        parameters = f"Beta parameter{'' if len(betas) == 1 else 's'} {' and '.join(f'{b:g}' for b in betas.values())}"
+        return [f"{' or '.join(betas)}{where} ({parameters})"]
 
     def fill_missing_from(self, policy: "AugmentConfig") -> "AugmentConfig":
         """Return these settings, with missing ones taken from the policy."""

@@ -71,7 +71,11 @@ class SplitSummary:
         text += "" if all(height == width for height, width in sizes) else " (height × width)"
         text += f", {format_count(self.channels, 'channel')}"
         resized = (self.height, self.width)
-        text += "" if set(sizes) == {resized} else f"; the pixel statistics and duplicates are of images resized to {_format_size(resized)} ({PREVIEW_SIZE_NOTE})"
+        text += (
+            ""
+            if set(sizes) == {resized}
+            else f" (statistics and duplicates after resizing to {_format_size(resized)}, {PREVIEW_SIZE_NOTE})"
+        )
         if self.grayscale_files:
             files = "all" if self.grayscale_files == self.images else f"{self.grayscale_files:,} of the"
             text += f"; {files} files are grayscale and are read as {self.channels} equal channels"

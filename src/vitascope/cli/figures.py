@@ -216,7 +216,8 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
     text = (
         f"Each of the {model.config.depth} blocks removes up to {format_count(tokens_per_block, 'patch token')}. "
         "In one block, merging can at most halve the patch tokens. Middle: patches with the same number and colour "
-        f"were merged into one token{number_note}. Patches without a colour were not merged. Right: hatched patches were dropped."
+        f"were merged into one token{number_note}. Patches without a colour were not merged. Right: hatched "
+        "patches were dropped."
     )
     figure = draw_image_tiles(
         [image, _tint_patch_groups(image, merged, patch_size), image],

@@ -17,9 +17,8 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import collect_machine_info
-from vitascope.training.build_state import seed_and_build_train_state
-from vitascope.training.engines.eager import make_engine
-from vitascope.training.prepare import make_console, open_data_and_print_notes
+from vitascope.training.engines.single_run import make_engine
+from vitascope.training.prepare import make_console, open_data_and_print_notes, seed_and_build_train_state
 from vitascope.training.step import MetricSums
 from vitascope.training.train import train_recipe
 

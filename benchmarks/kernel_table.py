@@ -28,9 +28,9 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.run.files import write_json
-from vitascope.training.build_state import make_training_workload
 from vitascope.training.hardware import choose_precision
 from vitascope.training.initial_weights import STAGE_PREFIX, make_first_stage_recipe
+from vitascope.training.prepare import make_training_workload
 
 UNLIMITED_IMAGES = 10**9  # no recipe's batch is larger than its data
 

@@ -17,8 +17,8 @@ from benchmarks.records import GrowingRecord, add_run_options
 from vitascope.draw.style import save_figure
 from vitascope.errors import UserError, suggest_choice
 from vitascope.inference.hardware import choose_or_check_device
-from vitascope.inference.views import check_views_match_training
-from vitascope.recipe.augmentation import resolve_augmentation_for_objective
+from vitascope.inference.scoring import check_views_match_training
+from vitascope.recipe.choices import resolve_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe, format_value_for_command_line
 from vitascope.records.ablation import (

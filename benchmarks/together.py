@@ -19,9 +19,12 @@ from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.records import format_typed_command, write_record
 from vitascope.model.anatomy import count_forward_flops_per_image, count_parameters
 from vitascope.recipe.reading import read_recipe
-from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.engines.batched import BatchedTraining
-from vitascope.training.prepare import complete_recipe_and_load_data_and_weights, make_console
+from vitascope.training.prepare import (
+    complete_recipe_and_load_data_and_weights,
+    make_console,
+    seed_and_build_train_state,
+)
 
 MODEL_OVERRIDES = ["model.img_size=28", "model.patch_size=7", "model.in_chans=1", "model.embed_dim=64", "model.depth=4"]
 MODEL_OVERRIDES += ["model.num_heads=2", "model.class_token=false", "model.global_pool=avg", "train.batch_size=256"]

@@ -13,8 +13,8 @@ from vitascope.data.dataset import DataSource, MemoryDataset
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.splits import TrainingData
 from vitascope.recipe.reading import read_recipe
-from vitascope.training.build_state import seed_and_build_train_state
-from vitascope.training.engines.eager import make_engine
+from vitascope.training.engines.single_run import make_engine
+from vitascope.training.prepare import seed_and_build_train_state
 from vitascope.training.step import MetricSums
 
 STEPS_PER_EPOCH = 20  # in the synthetic epoch that is repeated

@@ -12,7 +12,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torchvision.transforms.v2 import functional as tv
 
 from vitascope import UserError
-from vitascope.data import randaugment as ra
+from vitascope.data import image_ops
 from vitascope.data.augment import (
     apply_mixup_or_cutmix,
     erase_rectangles,
@@ -95,11 +95,11 @@ def to_pillow(image: torch.Tensor) -> Image.Image:
 @pytest.mark.parametrize(
     ("vitascope_op", "reference_op", "levels"),
     [
-        (ra.equalize, ImageOps.equalize, 0),
-        (ra.autocontrast, ImageOps.autocontrast, 1),
-        (lambda x: ra.posterize(x, 3), lambda image: ImageOps.posterize(image, 3), 0),
+        (image_ops.equalize, ImageOps.equalize, 0),
+        (image_ops.autocontrast, ImageOps.autocontrast, 1),
+        (lambda x: image_ops.posterize(x, 3), lambda image: ImageOps.posterize(image, 3), 0),
         (
-            lambda x: ra.adjust_sharpness(x, torch.full((len(x),), 1.6)),
+            lambda x: image_ops.adjust_sharpness(x, torch.full((len(x),), 1.6)),
             lambda image: ImageEnhance.Sharpness(image).enhance(1.6),
             2,
         ),
@@ -124,8 +124,8 @@ def test_randaugments_operations_are_pillows(vitascope_op, reference_op, levels)
 )
 def test_affine_operations_are_torchvisions(name, settings) -> None:
     images = torch.rand(2, 3, 8, 10)
-    moved = ra.shear_shift_rotate(
-        images, torch.tensor([[0.5 * (operation == name) for operation in ra.AFFINE_OPERATIONS]] * 2)
+    moved = image_ops.shear_shift_rotate(
+        images, torch.tensor([[0.5 * (operation == name) for operation in image_ops.AFFINE_OPERATIONS]] * 2)
     )
     expected = tv.affine(images, scale=1.0, interpolation=tv.InterpolationMode.BILINEAR, **settings)
     inner = (slice(None), slice(None), slice(2, -2), slice(3, -3))
@@ -148,18 +148,20 @@ def test_rotating_and_scaling_is_torchvisions_affine() -> None:
 
 def test_randaugment_of_the_selected_images_equals_computing_all_and_selecting(monkeypatch) -> None:
     """The CPU and GPU implementations agree; the input images are unchanged."""
-    images, operation = torch.rand(60, 3, 8, 10), torch.randint(len(ra.OPERATIONS), (60, 2))
+    images, operation = torch.rand(60, 3, 8, 10), torch.randint(len(image_ops.OPERATIONS), (60, 2))
     before, sign = images.clone(), torch.randint(2, (60, 2)) * 2.0 - 1
-    alone = ra.apply_randaugment(images, operation, sign, magnitude=9.0)
+    alone = image_ops.apply_randaugment(images, operation, sign, magnitude=9.0)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    torch.testing.assert_close(ra.apply_randaugment(images, operation, sign, magnitude=9.0), alone, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        image_ops.apply_randaugment(images, operation, sign, magnitude=9.0), alone, atol=1e-6, rtol=0
+    )
     assert torch.equal(images, before) and not torch.equal(alone, before)
 
 
 def test_randaugment_of_magnitude_0_changes_nothing() -> None:
     images = torch.rand(12, 3, 8, 10)
     operation = torch.arange(12)[:, None]  # all but autocontrast and equalize
-    out = ra.apply_randaugment((images * 255).round() / 255, operation, torch.ones(12, 1), magnitude=0.0)
+    out = image_ops.apply_randaugment((images * 255).round() / 255, operation, torch.ones(12, 1), magnitude=0.0)
     torch.testing.assert_close(out, (images * 255).round() / 255, atol=1e-5, rtol=0)
 
 

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from vitascope import UserError
-from vitascope.data import decoding, pixel_statistics
+from vitascope.data import dataset as dataset_module
+from vitascope.data import decoding
 from vitascope.data.config import DataConfig
 from vitascope.data.dataset import MemoryDataset, has_fingerprint, hash_images_and_labels
 from vitascope.data.decoding import ImageFormat, decode_files
@@ -68,7 +69,7 @@ def test_pixel_counts_of_a_part_are_those_of_its_images(tmp_path) -> None:
     _, source = open_split(write_photos(tmp_path), 0)
     for count in (3, 30, 42):
         part = source.load_split("train").select(torch.arange(count))
-        assert torch.equal(part.count_pixel_values(), pixel_statistics.count_pixel_values(part.images))
+        assert torch.equal(part.count_pixel_values(), dataset_module.count_pixel_values(part.images))
 
 
 def test_unreadable_files_are_skipped_in_both_modes_and_found_only_once(tmp_path, monkeypatch) -> None:
@@ -130,7 +131,7 @@ def test_statistics_are_computed_once_per_data_set(monkeypatch) -> None:
     images = torch.randint(0, 256, (5, 3, 4, 4), dtype=torch.uint8)
     first = MemoryDataset(images, torch.arange(5)).statistics()
     assert torch.allclose(first.mean, images.float().mean((0, 2, 3)) / 255)
-    monkeypatch.setattr(pixel_statistics, "compute_mean_and_std", lambda _: pytest.fail("computed again"))
+    monkeypatch.setattr(dataset_module, "compute_mean_and_std", lambda _: pytest.fail("computed again"))
     again = MemoryDataset(images.clone(), torch.arange(5)).statistics()
     assert torch.equal(first.mean, again.mean) and torch.equal(first.std, again.std)
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 from vitascope import UserError
 from vitascope.data.config import DataConfig
+from vitascope.data.dataset import compute_pixel_mean_and_std
 from vitascope.data.open_data import open_data_source
-from vitascope.data.pixel_statistics import compute_pixel_mean_and_std
 from vitascope.data.sources.folder import image_file_has_colour, read_image_or_error_reason
 from vitascope.data.sources.named import PUBLISHED_DATASETS, open_or_download_published_dataset
 from vitascope.data.statistics import (

@@ -11,13 +11,19 @@ from jinja2 import UndefinedError
 from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
-from vitascope.draw.document import Code, Document, Heading, Picture, Table, Text, format_parts_for_notebook
 from vitascope.draw.html import (
     TEMPLATES_FOLDER,
+    Code,
+    Document,
+    Heading,
+    Picture,
+    Table,
+    Text,
     escape_markdown,
     find_number_columns,
     format_markdown_inline_code,
     format_markdown_table,
+    format_parts_for_notebook,
     make_html_table,
     render_template,
 )

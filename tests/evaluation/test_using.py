@@ -20,8 +20,7 @@ from vitascope.evaluation.figures import (
     write_evaluation_json_and_figures,
 )
 from vitascope.inference.hardware import make_float32_inference_hardware
-from vitascope.inference.scoring import compute_logits
-from vitascope.training.scoring import compute_outputs_in_eval_mode
+from vitascope.inference.scoring import compute_logits, compute_outputs_in_eval_mode
 
 
 def saved(folder, count=30):

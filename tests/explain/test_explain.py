@@ -32,7 +32,7 @@ from vitascope.explain.faithfulness import (
     spearman_correlation_per_image,
 )
 from vitascope.model import attention
-from vitascope.model.attention_recorder import AttentionRecorder
+from vitascope.model.replay import AttentionRecorder
 
 KINDS = {
     "class token": {},

@@ -14,6 +14,7 @@ from vitascope import UserError, open_model
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_gallery
+from vitascope.explain.maps import PatchPosition, TokenLayout
 from vitascope.explain.methods import METHODS
 from vitascope.explain.model_figures import (
     MAX_IMAGES,
@@ -21,7 +22,6 @@ from vitascope.explain.model_figures import (
     _describe_count,
     load_preprocessed_run_images,
 )
-from vitascope.explain.subject import PatchPosition, TokenLayout
 from vitascope.recipe.train import TrainConfig
 from vitascope.weights.model_info import make_imagenet_or_numeric_class_names
 

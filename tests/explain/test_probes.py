@@ -10,8 +10,8 @@ from torch import nn
 from tests.explain.test_explain import KINDS, made, pictures
 from vitascope import UserError
 from vitascope.explain import attention_maps, get_token_layout, model_statistics
+from vitascope.explain.maps import TokenLayout
 from vitascope.explain.model_figures import _convert_to_rounded_lists_with_none_for_nan
-from vitascope.explain.subject import TokenLayout
 
 
 @pytest.mark.parametrize(("side", "wanted"), [(7, 3.609), (8, 4.136), (2, 0.8536)])

@@ -14,8 +14,9 @@ import vitascope
 from tests.inference.test_classifier import STORED, save_timm
 from tests.training.tiny import shared_run
 from vitascope import Classifier, UserError, VisionTransformer, open_model
+from vitascope.inference import open_model as open_model_module
 from vitascope.inference.prediction import load_or_convert_input_images
-from vitascope.weights import files, pretrained, timm_network
+from vitascope.weights import files, pretrained
 
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 1, "num_classes": 5}
 IMAGES = torch.randn(2, 3, 32, 32)
@@ -79,7 +80,7 @@ def make_timm_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 def make_repository(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
     name, model = make_timm_folder(folder, monkeypatch)
-    for module in (pretrained, timm_network):
+    for module in (pretrained, open_model_module):
         monkeypatch.setattr(module, "download_hub_repository", lambda repository: Path(name))
     return "hf:someone/small", model
 

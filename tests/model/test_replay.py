@@ -12,8 +12,12 @@ from torch import nn
 
 from tests.model.combinations import TINY, settings
 from vitascope import ModelConfig, UserError, VisionTransformer
-from vitascope.model.attention_recorder import clone_with_fused_attention, record_attention
-from vitascope.model.replay import make_logits_function_with_fixed_token_groups, replay
+from vitascope.model.replay import (
+    clone_with_fused_attention,
+    make_logits_function_with_fixed_token_groups,
+    record_attention,
+    replay,
+)
 
 GRID = {"img_size": 16, "depth": 3}  # 16 patches
 REDUCTIONS = [{"merge_tokens": 3}, {"drop_tokens": 3}]

@@ -8,8 +8,7 @@ from omegaconf import OmegaConf
 
 from vitascope import UserError
 from vitascope.recipe.reading import SETTING_ALIASES, list_recipe_names, read_model_config, read_recipe
-from vitascope.recipe.schema import Recipe, convert_recipe_to_dict, find_non_default_settings
-from vitascope.recipe.sections import build_omegaconf_schema
+from vitascope.recipe.schema import Recipe, build_omegaconf_schema, convert_recipe_to_dict, find_non_default_settings
 
 
 @pytest.mark.parametrize("name", list_recipe_names())

@@ -11,8 +11,7 @@ from tests.training.tiny import EVERYTHING
 from vitascope import UserError
 from vitascope.training.engines import Engine
 from vitascope.training.engines.batched import BatchedTraining
-from vitascope.training.engines.cuda_graph import WARM_UP_STEPS, CudaGraphEngine
-from vitascope.training.engines.eager import EagerEngine
+from vitascope.training.engines.single_run import WARM_UP_STEPS, CudaGraphEngine, EagerEngine
 from vitascope.training.step import MetricSums
 
 QUIET = {"model.proj_drop_rate": 0}  # dropout inside the step is the device's own

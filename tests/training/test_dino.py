@@ -11,9 +11,9 @@ from tests.training.tiny import tiny_run
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.data.config import AugmentConfig
 from vitascope.model.pretraining import PrototypeHead, ResolutionAdapter
-from vitascope.recipe.augmentation import resolve_augmentation_for_objective
+from vitascope.recipe.choices import resolve_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
-from vitascope.training.engines.eager import EagerEngine
+from vitascope.training.engines.single_run import EagerEngine
 from vitascope.training.objectives.dino import DinoConfig, detect_teacher_collapse, make_augment_config_per_view
 from vitascope.training.objectives.dino_loss import dino_loss
 from vitascope.training.objectives.self_supervised import detect_feature_collapse

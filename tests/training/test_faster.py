@@ -15,11 +15,11 @@ from vitascope.model.config import ModelConfig
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.pretraining import PatchDropout
 from vitascope.model.vit import VisionTransformer
-from vitascope.recipe.augmentation import resolve_augmentation_for_objective
+from vitascope.recipe.choices import resolve_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.metrics import list_epoch_seconds_without_setup
 from vitascope.training.engines.batchable import check_batchable
-from vitascope.training.engines.eager import EagerEngine
+from vitascope.training.engines.single_run import EagerEngine
 from vitascope.training.hardware import count_equivalent_forward_passes, count_train_flops_per_image
 from vitascope.training.initial_weights import VARIANCE_OFFSET, compute_whitening_mean_and_matrix
 from vitascope.training.loader import make_epoch_plan
@@ -103,20 +103,20 @@ class Clock:
 def test_making_weights_whitening_and_saving_are_inside_the_clock_and_setting_up_in_the_cold_one(
     tmp_path, monkeypatch
 ) -> None:
-    from vitascope.training import build_state, loop
-    from vitascope.training.engines import eager
+    from vitascope.training import loop, prepare
+    from vitascope.training.engines import single_run
 
     clock = Clock()
     slow = {
-        (build_state, "VisionTransformer"): 0.5,
-        (build_state, "fold_whitening_into_patch_embedding"): 1.0,
-        (build_state, "choose_hardware_and_set_threads"): 2.0,
+        (prepare, "VisionTransformer"): 0.5,
+        (prepare, "fold_whitening_into_patch_embedding"): 1.0,
+        (prepare, "choose_hardware_and_set_threads"): 2.0,
         (loop, "save_checkpoint_and_best_weights"): 0.4,
-        (eager, "train_step"): STEP,
+        (single_run, "train_step"): STEP,
     }
     for (module, name), seconds in slow.items():
         monkeypatch.setattr(module, name, clock.slow_down(getattr(module, name), seconds))
-    for module in (build_state, loop):
+    for module in (prepare, loop):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     rows = tiny_run(tmp_path, **{"train.whiten": True, "train.epochs": 3}).metrics
     steps = STEP * 12

@@ -22,7 +22,7 @@ from vitascope.recipe.train import TrainConfig
 from vitascope.run.checkpoint import read_model_info
 from vitascope.run.directory import Run
 from vitascope.training import loop, rate_finder, train
-from vitascope.training.engines.eager import EagerEngine
+from vitascope.training.engines.single_run import EagerEngine
 from vitascope.training.initial_weights import load_and_adapt_pretrained_weights
 from vitascope.training.optim.build import (
     count_trainable_and_all_parameters,

@@ -16,10 +16,13 @@ from tests.training.tiny import EVERYTHING, TINY, untimed
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.directory import Run
 from vitascope.training import loop
-from vitascope.training.build_state import seed_and_build_train_state
-from vitascope.training.engines.eager import EagerEngine
+from vitascope.training.engines.single_run import EagerEngine
 from vitascope.training.loader import Loader
-from vitascope.training.prepare import complete_recipe_and_load_data_and_weights, make_console
+from vitascope.training.prepare import (
+    complete_recipe_and_load_data_and_weights,
+    make_console,
+    seed_and_build_train_state,
+)
 from vitascope.training.state import World
 from vitascope.training.step import MetricSums
 

@@ -206,7 +206,7 @@ def test_the_whole_model_is_the_same_with_its_kernels(unchecked_shapes) -> None:
 def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(
     tmp_path, precision, unchecked_shapes, monkeypatch
 ) -> None:
-    from vitascope.training.engines.eager import make_engine
+    from vitascope.training.engines.single_run import make_engine
     from vitascope.training.optim import muon
     from vitascope.training.step import MetricSums
 

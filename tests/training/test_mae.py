@@ -16,7 +16,7 @@ from vitascope.model.pretraining import (
     encode_visible_patches,
     select_visible_and_restore_indices,
 )
-from vitascope.recipe.augmentation import resolve_augmentation_for_objective
+from vitascope.recipe.choices import resolve_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.training.hardware import count_train_flops_per_image
 from vitascope.training.objectives.mae import MaeConfig, MaskedAutoencoder, mae_loss, make_target_pixels

@@ -16,8 +16,13 @@ from vitascope.data.config import AugmentConfig
 from vitascope.data.sampling import select_step_draws
 from vitascope.model.anatomy import list_stages
 from vitascope.model.attention import UNFUSED_KERNEL
-from vitascope.recipe.augmentation import resolve_augmentation_for_objective
-from vitascope.recipe.choices import LABELLED_OBJECTIVE, OBJECTIVE_SECTIONS, OBJECTIVES, load_objective
+from vitascope.recipe.choices import (
+    LABELLED_OBJECTIVE,
+    OBJECTIVE_SECTIONS,
+    OBJECTIVES,
+    load_objective,
+    resolve_augmentation_for_objective,
+)
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.training.hardware import count_train_flops_per_image
 from vitascope.training.loader import make_epoch_plan

@@ -9,9 +9,8 @@ from torch import nn
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.recipe.train import TrainConfig
 from vitascope.training.optim.build import make_optimizers, set_learning_rates
-from vitascope.training.optim.ema import AveragedModel, compute_ema_decay
 from vitascope.training.optim.muon import Muon, orthogonalise, orthogonalise_and_scale_updates
-from vitascope.training.optim.schedule import compute_lr_factor
+from vitascope.training.optim.schedule import AveragedModel, compute_ema_decay, compute_lr_factor
 
 CONFIG = ModelConfig(
     img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3, qk_norm=True, init_values=0.1

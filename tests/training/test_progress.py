@@ -10,8 +10,8 @@ from vitascope.data.config import resolve_augmentation
 from vitascope.draw.curves import draw_learning_curves
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
-from vitascope.training import progress
 from vitascope.training.loop import EpochRecord, StepProgress
+from vitascope.training import messages
 from vitascope.training.messages import (
     describe_incomplete_batch,
     describe_teacher,
@@ -27,20 +27,20 @@ from vitascope.training.messages import (
 def test_a_long_run_prints_its_estimated_duration_once(monkeypatch, seconds_per_step, duration) -> None:
     """By hand: 4 epochs of 1,000 steps less the first 11. The 500 s before the first step are not counted."""
     clock = iter([500.0 + seconds_per_step * step for step in range(60)])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(messages.time, "monotonic", lambda: next(clock))
     output = io.StringIO()
     records = (StepProgress(0, step + 1, 1000, 1.0) for step in range(60))
-    assert list(progress.show_progress_and_yield_epochs(records, 4, 0, Console(file=output))) == []
+    assert list(messages.show_progress_and_yield_epochs(records, 4, 0, Console(file=output))) == []
     assert output.getvalue().count("Estimated duration") == (duration is not None)
     assert duration is None or f"Estimated duration: {duration}." in output.getvalue()
 
 
 def test_the_estimate_of_a_resumed_run_counts_only_remaining_epochs(monkeypatch) -> None:
     clock = iter([20.0 * step for step in range(5)])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(messages.time, "monotonic", lambda: next(clock))
     output = io.StringIO()
     records = (StepProgress(3, step + 900, 1000, 1.0) for step in range(3))
-    list(progress.show_progress_and_yield_epochs(records, 4, 3, Console(file=output)))
+    list(messages.show_progress_and_yield_epochs(records, 4, 3, Console(file=output)))
     assert "Estimated duration" not in output.getvalue()
 
 
@@ -55,7 +55,7 @@ def test_the_progress_line_shows_the_remaining_time(width) -> None:
     }
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=width, color_system=None)
-    list(progress.show_progress_and_yield_epochs(iter([EpochRecord(metrics)]), 300, 0, console))
+    list(messages.show_progress_and_yield_epochs(iter([EpochRecord(metrics)]), 300, 0, console))
     line = [line for line in output.getvalue().splitlines() if "epoch 100/300" in line][-1]
     assert (
         f"epoch 100/300  {'train ' if width == 160 else ''}loss 1.234  train" in line

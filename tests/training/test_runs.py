@@ -16,13 +16,12 @@ from tests.training.tiny import EVERYTHING, TINY, shared_run, tiny_run, untimed
 from vitascope import UserError
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.data.splits import load_train_and_validation_data
-from vitascope.recipe.augmentation import resolve_augmentation_for_objective
+from vitascope.recipe.choices import resolve_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import format_recipe_yaml
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
-from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.loop import EpochRecord, train_and_checkpoint_remaining_epochs
-from vitascope.training.prepare import make_console
+from vitascope.training.prepare import make_console, seed_and_build_train_state
 from vitascope.training.train import resume_run_if_unfinished
 
 FILES = {

@@ -5,8 +5,7 @@ import torch
 
 from tests.training.test_runs import build_state_and_run
 from vitascope import UserError
-from vitascope.inference.scoring import compute_logits
-from vitascope.training.scoring import score_model, set_eval_mode_temporarily
+from vitascope.inference.scoring import compute_logits, score_model, set_eval_mode_temporarily
 
 
 def test_scoring_is_free_of_dropout_and_of_the_batch_size_and_leaves_the_mode(tmp_path) -> None:

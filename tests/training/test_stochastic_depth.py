@@ -11,7 +11,7 @@ from tests.training.test_mae import MAE
 from tests.training.test_runs import build_state_and_run
 from tests.training.tiny import tiny_run
 from vitascope.data.sampling import select_step_draws
-from vitascope.training.engines.eager import make_engine
+from vitascope.training.engines.single_run import make_engine
 from vitascope.training.loader import make_epoch_plan
 from vitascope.training.step import MetricSums
 

@@ -9,7 +9,7 @@ from vitascope import UserError, kernels
 from vitascope.kernels.cuda_graph import restore_tensors_on_exit
 from vitascope.training.engines import batchable
 from vitascope.training.engines.batched import WARM_UP_STEPS, BatchedTraining
-from vitascope.training.engines.eager import make_engine
+from vitascope.training.engines.single_run import make_engine
 from vitascope.training.step import MetricSums
 
 PLAIN = {"train.epochs": 2, "train.device": "cpu", "train.precision": "float32", "train.threads": 1}

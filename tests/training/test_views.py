@@ -11,11 +11,12 @@ from vitascope.data.augment import shift_images
 from vitascope.data.config import AugmentConfig
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.inference.hardware import make_float32_inference_hardware
-from vitascope.inference.scoring import compute_logits, compute_outputs
-from vitascope.inference.views import (
+from vitascope.inference.scoring import (
     VIEW_DESCRIPTIONS,
     VIEWS,
     check_views_match_training,
+    compute_logits,
+    compute_outputs,
     make_shifted_and_mirrored_views,
 )
 from vitascope.recipe.reading import read_recipe

@@ -10,8 +10,7 @@ from vitascope.data.splits import load_train_and_validation_data
 from vitascope.data.statistics import PREVIEW_SIZE, PREVIEW_SIZE_NOTE
 from vitascope.draw.images import draw_gallery
 from vitascope.draw.style import save_figure
-from vitascope.recipe.augmentation import resolve_augmentation_for_objective
-from vitascope.recipe.choices import load_objective
+from vitascope.recipe.choices import load_objective, resolve_augmentation_for_objective
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 
 NUM_IMAGES = 6

@@ -83,7 +83,7 @@ def evaluate(
 
 def check_views_option_matches_training(model: "Classifier", views: int) -> None:
     """Reject --views that the run was not trained with, before the images are read."""
-    from vitascope.inference.views import check_views_match_training
+    from vitascope.inference.scoring import check_views_match_training
 
     if views != 1:
         check_views_match_training(model.run.recipe, views, "--views {}")

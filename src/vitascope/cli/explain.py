@@ -14,7 +14,7 @@ from vitascope.errors import UserError, format_count
 
 if TYPE_CHECKING:
     from vitascope.explain.figures import ExplainReport, ExplainRequest
-    from vitascope.explain.subject import PatchPosition
+    from vitascope.explain.maps import PatchPosition
     from vitascope.inference.classifier import Classifier
     from vitascope.inference.prediction import LoadedImages
 
@@ -78,7 +78,7 @@ def explain(
 
 
 def _parse_query(query: str | None) -> "PatchPosition | None":
-    from vitascope.explain.subject import PatchPosition
+    from vitascope.explain.maps import PatchPosition
 
     position = _parse_integers(query, "--query")
     if position is not None and len(position) != 2:

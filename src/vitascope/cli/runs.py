@@ -143,7 +143,7 @@ def evaluate_and_record_runs(
 
     Example: vitascope record runs/digits/* --name digits
     """
-    from vitascope.inference.views import check_views_match_training
+    from vitascope.inference.scoring import check_views_match_training
     from vitascope.records.record import (
         check_record_name,
         evaluate_and_make_record,

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from vitascope.data.config import NO_CROP, AugmentConfig
 from vitascope.data.dataset import ImageSize, Labels
-from vitascope.data.image_ops import apply_drawn_colour_changes, crop_and_resize, rotate_and_scale
-from vitascope.data.randaugment import apply_randaugment
+from vitascope.data.image_ops import apply_drawn_colour_changes, apply_randaugment, crop_and_resize, rotate_and_scale
 from vitascope.data.sampling import RandomDraws
 from vitascope.shapes import Images
 

@@ -1,10 +1,12 @@
-"""The interface of a data set: classes, labels in memory, and images that are fetched by index.
+"""The interface of a data set: classes, labels in memory, images that are fetched by index, and their statistics.
 
 `MemoryDataset` holds all images, `data.sources.folder.FolderDataset` decodes image files when they are fetched. Results
-do not depend on which of them is used.
+do not depend on which of them is used. Mean and standard deviation of the pixels are computed from exact counts, and
+kept on disk.
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +18,8 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from vitascope.data.data_root import get_cache_folder, try_write_cache_file
+
 UInt8Images = UInt8[Tensor, "image stored_channel stored_height stored_width"]
 Labels = Int[Tensor, "image"]
 ImageSize: TypeAlias = tuple[int, int]  # rows, columns
@@ -23,6 +27,7 @@ ImageShape: TypeAlias = tuple[int, int, int]  # channels, rows, columns
 SplitName: TypeAlias = str  # "train", "val" or "test"
 Indices: TypeAlias = "Tensor | slice"
 
+MIN_STD = 1e-3  # a constant channel must not divide by zero
 FETCHED_BYTES = 2**26  # of the images that are fetched at once when a whole data set is read
 
 
@@ -83,14 +88,10 @@ class Dataset:
 
     def statistics(self) -> ChannelStatistics:
         """Return mean and standard deviation per channel. They are stored on disk by fingerprint."""
-        from vitascope.data.pixel_statistics import load_or_compute_statistics
-
         return load_or_compute_statistics(self)
 
     def count_pixel_values(self) -> Tensor:
         """Count how often each of the 256 pixel values occurs, channel × value."""
-        from vitascope.data.pixel_statistics import count_pixel_values
-
         return torch.stack([count_pixel_values(images) for images in self.iterate_batches()]).sum(0)
 
     def __len__(self) -> int:
@@ -186,3 +187,34 @@ class DataSource:
     split_names: tuple[SplitName, ...] = ("train", "test")
     skipped_paths: list[str] = field(default_factory=list)  # images that could not be read
     has_class_names: bool = True  # False: the names are class indices
+
+
+def count_pixel_values(images: UInt8Images) -> Tensor:
+    """Count how often each of the 256 pixel values occurs, channel × value."""
+    return torch.stack([torch.bincount(images[:, c].flatten(), minlength=256) for c in range(images.shape[1])])
+
+
+def compute_mean_and_std(counts: Tensor) -> ChannelStatistics:
+    """Compute the statistics from the counts of pixel values. Integers are summed without rounding errors."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    frequencies = counts.double() / counts.sum(1, keepdim=True)
+    mean = frequencies @ values
+    std = ((frequencies * (values - mean[:, None]) ** 2).sum(1)).sqrt()
+    return ChannelStatistics(mean.float(), std.float().clamp(min=MIN_STD))
+
+
+def compute_pixel_mean_and_std(images: UInt8Images) -> ChannelStatistics:
+    """Compute mean and standard deviation per channel of images in memory."""
+    return compute_mean_and_std(count_pixel_values(images))
+
+
+def load_or_compute_statistics(dataset: Dataset) -> ChannelStatistics:
+    """Return the statistics that are stored for the data set's fingerprint, or compute and store them."""
+    path = get_cache_folder() / "statistics" / f"{dataset.fingerprint()}.json"
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return ChannelStatistics(torch.tensor(stored["mean"]), torch.tensor(stored["std"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        statistics = compute_mean_and_std(dataset.count_pixel_values())
+    try_write_cache_file(path, {"mean": statistics.mean.tolist(), "std": statistics.std.tolist()})
+    return statistics

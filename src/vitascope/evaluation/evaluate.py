@@ -26,8 +26,7 @@ from vitascope.evaluation.report import (
 )
 from vitascope.evaluation.robustness import measure_accuracy_under_corruptions
 from vitascope.inference.classifier import Classifier
-from vitascope.inference.scoring import choose_inference_batch_size
-from vitascope.inference.views import check_views_match_training
+from vitascope.inference.scoring import check_views_match_training, choose_inference_batch_size
 from vitascope.run.images import load_verified_run_split
 from vitascope.run.machine import get_device_names_by_type, get_device_or_cpu_name
 from vitascope.run.test_set_log import EntryId, add_test_use_entry, log_test_set_result, read_test_set_log

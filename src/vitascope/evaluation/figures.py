@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitascope.draw.document import Part, Picture, Table
 from vitascope.draw.evaluation import (
     CorruptionCurve,
     ReliabilityBin,
@@ -17,6 +16,7 @@ from vitascope.draw.evaluation import (
     draw_corruption_curves,
     draw_reliability_diagram,
 )
+from vitascope.draw.html import Part, Picture, Table
 from vitascope.draw.images import draw_image_tiles
 from vitascope.draw.style import save_figure, shorten_name
 from vitascope.errors import format_count

@@ -174,7 +174,7 @@ class Evaluation:
         }
 
     def _repr_html_(self) -> str:
-        from vitascope.draw.document import format_parts_for_notebook
+        from vitascope.draw.html import format_parts_for_notebook
         from vitascope.evaluation.figures import make_evaluation_document_parts  # imports matplotlib
 
         return format_parts_for_notebook(make_evaluation_document_parts(self))

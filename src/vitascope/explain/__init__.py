@@ -8,9 +8,14 @@ from vitascope.explain.faithfulness import (
     insertion,
     measure_faithfulness,
 )
-from vitascope.explain.maps import attention_maps, compute_logits_and_maps, iterate_logits_and_maps
+from vitascope.explain.maps import (
+    TokenLayout,
+    attention_maps,
+    compute_logits_and_maps,
+    get_token_layout,
+    iterate_logits_and_maps,
+)
 from vitascope.explain.methods import METHODS, explain
-from vitascope.explain.subject import TokenLayout, get_token_layout
 
 __all__ = [
     "METHODS",

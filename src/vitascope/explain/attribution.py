@@ -14,10 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.errors import UserError, suggest_choice
-from vitascope.explain.maps import MapsStatesAndPoolWeights, compute_maps_states_and_pool_weights
-from vitascope.explain.subject import PatchPosition, TokenLayout, get_token_layout
-from vitascope.model.attention_recorder import compute_logits
-from vitascope.model.replay import make_logits_function_with_fixed_token_groups, replay
+from vitascope.explain.maps import (
+    MapsStatesAndPoolWeights,
+    PatchPosition,
+    TokenLayout,
+    compute_maps_states_and_pool_weights,
+    get_token_layout,
+)
+from vitascope.model.replay import compute_logits, make_logits_function_with_fixed_token_groups, replay
 from vitascope.model.token_merging import spread_map_gradients
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import (

@@ -21,8 +21,8 @@ from vitascope.explain.attribution import (
     build_attribution_inputs,
     predict_probabilities,
 )
+from vitascope.explain.maps import TokenLayout
 from vitascope.explain.methods import METHODS
-from vitascope.explain.subject import TokenLayout
 from vitascope.shapes import Images, PatchHeatmap, ProbabilityCurves, TargetClasses, TokenIndices
 
 

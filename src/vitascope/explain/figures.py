@@ -26,9 +26,9 @@ from vitascope.explain.faithfulness import (
     compute_deletion_and_insertion_curves,
     summarise_and_rank_faithfulness,
 )
+from vitascope.explain.maps import PatchPosition, TokenLayout, denormalize_images
 from vitascope.explain.methods import METHODS, get_method_label, make_panel_title
 from vitascope.explain.model_statistics import apply_logit_lens_per_token, describe_initial_tokens
-from vitascope.explain.subject import PatchPosition, TokenLayout, denormalize_images
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.prediction import LoadedImages
 from vitascope.run.files import make_folder

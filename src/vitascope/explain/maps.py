@@ -1,19 +1,103 @@
-"""Compute the attention maps of every block, in batches, for any ViT that `replay` can run.
+"""The layout of a model's tokens, and the attention maps of every block, for any ViT that `replay` can run.
 
 A model with merged or dropped tokens is explained as it predicts. Its maps are spread over all tokens: the patches of a
 merged token share its attention equally, and the rows and columns of dropped patches are zero.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
 from vitascope.model.explicit_blocks import MapEditor
 from vitascope.model.replay import replay
-from vitascope.shapes import AttentionMaps, Images, Logits, Tokens, TokenWeights
+from vitascope.model.vit import VisionTransformer
+from vitascope.shapes import AttentionMaps, Images, Logits, PatchHeatmap, Tokens, TokenWeights
+
+
+class PatchPosition(NamedTuple):
+    row: int
+    column: int
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """`num_prefix_tokens` come before the patches; the last `registers` of them are register tokens.
+
+    `reads_class_token`: the head reads the class token (index 0), else all patches."""
+
+    num_prefix_tokens: int
+    rows: int
+    columns: int
+    reads_class_token: bool
+    registers: int = 0
+
+    @property
+    def num_patches(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def prefix_name(self) -> str:
+        """The name of the tokens before the patches, for sentences; empty if there are none."""
+        names = [
+            name
+            for name, count in (("class", self.num_prefix_tokens - self.registers), ("register", self.registers))
+            if count
+        ]
+        return f"{' and '.join(names)} token{'s' if self.num_prefix_tokens > 1 else ''}" if names else ""
+
+    def get_token_index(self, row: int, column: int) -> int:
+        """Return the token index of the patch in this row and column, both counted from 0."""
+        if not (0 <= row < self.rows and 0 <= column < self.columns):
+            raise UserError(
+                f"There is no patch in row {row}, column {column}: the grid has rows 0 to {self.rows - 1} and columns "
+                f"0 to {self.columns - 1}."
+            )
+        return self.num_prefix_tokens + row * self.columns + column
+
+    def reshape_to_grid(self, tokens: Tensor) -> PatchHeatmap:
+        """Arrange tokens as (batch, row, column), without the prefix tokens."""
+        return tokens[:, self.num_prefix_tokens :].unflatten(1, (self.rows, self.columns))
+
+
+def get_token_layout(model: nn.Module) -> TokenLayout:
+    """Return the layout of the tokens of a model of Vitascope, timm or transformers."""
+    if isinstance(model, VisionTransformer):
+        rows, columns = model.config.grid
+        config = model.config
+        return TokenLayout(config.num_prefix_tokens, rows, columns, config.global_pool == "token", config.reg_tokens)
+    embed: Any = getattr(model, "patch_embed", None)
+    if hasattr(embed, "grid_size") and hasattr(model, "num_prefix_tokens"):  # timm
+        prefix, pool = int(model.num_prefix_tokens), getattr(model, "global_pool", "token")  # pyright: ignore
+        rows, columns = embed.grid_size
+        register_tokens: Any = getattr(model, "reg_token", None)
+        registers = 0 if register_tokens is None else register_tokens.shape[1]
+        return TokenLayout(prefix, rows, columns, pool == "token" and prefix > 0, registers)
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "patch_size") and hasattr(config, "image_size"):  # transformers
+        sides = [
+            _expand_to_pair(config.image_size)[axis] // _expand_to_pair(config.patch_size)[axis] for axis in (0, 1)
+        ]
+        registers = int(getattr(config, "num_register_tokens", 0) or 0)
+        return TokenLayout(1 + registers, sides[0], sides[1], reads_class_token=True, registers=registers)
+    raise UserError(
+        f"The patch grid of {type(model).__name__} is unknown. Use a model of Vitascope, timm or transformers."
+    )
+
+
+def _expand_to_pair(size: int | Sequence[int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def denormalize_images(preprocessing: Preprocessing, images: Images) -> list[NDArray]:
+    """Undo the normalisation: height × width × channel, between 0 and 1."""
+    return [image.permute(1, 2, 0).numpy() for image in preprocessing.denormalize(images)]
+
 
 BATCH_SIZE = 32
 

@@ -23,7 +23,7 @@ from vitascope.evaluation.eval_data import load_eval_data
 from vitascope.evaluation.report import spell_out_split_name
 from vitascope.explain import model_statistics
 from vitascope.explain.figures import save_png_and_svg
-from vitascope.explain.subject import TokenLayout, denormalize_images, get_token_layout
+from vitascope.explain.maps import TokenLayout, denormalize_images, get_token_layout
 from vitascope.inference.classifier import Classifier
 from vitascope.model.replay import replay
 from vitascope.run.files import make_folder, write_atomically

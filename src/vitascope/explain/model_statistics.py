@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitascope.errors import UserError
-from vitascope.explain.maps import BATCH_SIZE
-from vitascope.explain.subject import TokenLayout
+from vitascope.explain.maps import BATCH_SIZE, TokenLayout
 from vitascope.model.head import MeanPool
 from vitascope.model.replay import replay
 from vitascope.model.vit import VisionTransformer

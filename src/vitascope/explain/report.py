@@ -22,8 +22,7 @@ from torch import Tensor, nn
 import vitascope
 from vitascope.data.dataset import UInt8Images
 from vitascope.draw import SEQUENTIAL
-from vitascope.draw.document import Picture
-from vitascope.draw.html import render_template
+from vitascope.draw.html import Picture, render_template
 from vitascope.errors import UserError
 from vitascope.evaluation.figures import (
     describe_number_of_shown_errors,
@@ -32,12 +31,12 @@ from vitascope.evaluation.figures import (
 )
 from vitascope.evaluation.report import Evaluation, Misclassification, spell_out_split_name
 from vitascope.explain.attribution import build_attribution_inputs, uses_sequence_pooling
+from vitascope.explain.maps import get_token_layout
 from vitascope.explain.methods import METHODS
 from vitascope.explain.model_figures import load_preprocessed_run_images, write_model_statistics_figures_and_json
-from vitascope.explain.subject import get_token_layout
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.open_model import open_model
-from vitascope.model.attention_recorder import compute_logits
+from vitascope.model.replay import compute_logits
 from vitascope.recipe.schema import format_recipe_yaml
 from vitascope.run.files import write_atomically
 from vitascope.run.images import load_verified_run_split

@@ -21,6 +21,7 @@ from vitascope.explain.attribution import (
     predict_probabilities,
 )
 from vitascope.explain.figures import ExplainReport, ExplainRequest, save_png_and_svg, write_explanation_figures
+from vitascope.explain.maps import denormalize_images, get_token_layout
 from vitascope.explain.methods import METHODS, make_panel_title
 from vitascope.explain.model_figures import (
     ProbeStatistics,
@@ -28,7 +29,6 @@ from vitascope.explain.model_figures import (
     load_preprocessed_run_images,
     write_model_statistics_if_enough_images,
 )
-from vitascope.explain.subject import denormalize_images, get_token_layout
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.hardware import set_malloc_to_keep_memory
 from vitascope.inference.prediction import EXPLANATIONS_FILE, LoadedImages

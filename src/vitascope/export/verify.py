@@ -20,8 +20,8 @@ from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
 from vitascope.inference.fast import compute_max_relative_error
 from vitascope.inference.hardware import set_malloc_to_keep_memory
-from vitascope.model.attention_recorder import compute_logits_with_all_tokens, record_attention
 from vitascope.model.precision import disable_tf32
+from vitascope.model.replay import compute_logits_with_all_tokens, record_attention
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import make_folder
 from vitascope.run.images import RunSample

@@ -24,8 +24,7 @@ from vitascope.inference.prediction import (
     build_predictions,
     load_or_convert_input_images,
 )
-from vitascope.inference.scoring import compute_outputs
-from vitascope.inference.views import average_logits_over_views, check_views_match_training
+from vitascope.inference.scoring import average_logits_over_views, check_views_match_training, compute_outputs
 from vitascope.model.anatomy import count_parameters
 from vitascope.model.config import ModelConfig
 from vitascope.model.replay import Replay, replay

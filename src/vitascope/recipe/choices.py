@@ -1,11 +1,14 @@
-"""The objectives and optimizers that a recipe can name. Each is one file, imported only when it is used.
+"""The objectives and optimizers that a recipe can name, and the augmentation that an objective needs.
 
-The files import torch, which takes seconds. So recipes with labels are read without them: the settings of
-`train.objective=classify` are in `train.…`, and only the other objectives have a section of their own.
+An objective or optimizer is one file, imported only when it is used. The files import torch, which takes seconds. So
+recipes with labels are read without them: the settings of `train.objective=classify` are in `train.…`, and only the other objectives have a
+section of their own.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from vitascope.data.config import AugmentConfig, resolve_augmentation
 
 if TYPE_CHECKING:
     from vitascope.training.objectives.objective import Objective
@@ -40,3 +43,14 @@ def load_optimizer(name: str) -> "type[Optimizer]":
 def _import_class(path: str) -> Any:
     module_name, _, class_name = path.rpartition(".")
     return getattr(import_module(module_name), class_name)
+
+
+def resolve_augmentation_for_objective(
+    requested: AugmentConfig, dataset_name: str, num_channels: int, objective_name: str
+) -> AugmentConfig:
+    """Complete the settings with the policy of the data set and the objective. Reject settings that do not fit."""
+    if objective_name == LABELLED_OBJECTIVE:
+        return resolve_augmentation(requested, dataset_name, num_channels)
+    objective = load_objective(objective_name)
+    objective.check_augmentation(requested)
+    return resolve_augmentation(requested, dataset_name, num_channels, objective.adapt_augmentation)

@@ -5,7 +5,7 @@ from typing import Any
 
 from vitascope.errors import UserError
 from vitascope.model.config import OLD_INITIALIZERS
-from vitascope.recipe.sections import NameAndText
+from vitascope.recipe.schema import NameAndText
 
 RENAMED = {
     "data.augment.flip_by": "data.augment.flip_mode",

@@ -8,11 +8,13 @@ from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.choices import OBJECTIVE_SECTIONS
 from vitascope.recipe.old_settings import convert_old_settings, has_renamed_settings, reject_outdated_settings
-from vitascope.recipe.schema import Recipe, flatten_and_format_settings, flatten_sections
-from vitascope.recipe.sections import (
+from vitascope.recipe.schema import (
     NameAndText,
+    Recipe,
     build_omegaconf_schema,
     find_needed_objective_sections,
+    flatten_and_format_settings,
+    flatten_sections,
     make_recipe_from_sections,
     spell_out_model_settings_in_errors,
 )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vitascope.draw.html import Markdown, escape_markdown, format_markdown_table
 from vitascope.errors import UserError, format_count, suggest_choice
 from vitascope.evaluation.model_card import ModelCard
-from vitascope.inference.views import VIEW_DESCRIPTIONS
+from vitascope.inference.scoring import VIEW_DESCRIPTIONS
 from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL
 from vitascope.records.record import (
     Record,

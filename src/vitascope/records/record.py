@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from vitascope.errors import UserError, suggest_choice
 from vitascope.evaluation.eval_data import has_test_images
 from vitascope.inference.open_model import open_model
-from vitascope.inference.views import check_views_match_training
+from vitascope.inference.scoring import check_views_match_training
 from vitascope.model.anatomy import count_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.records.ablation import format_percent_mean_or_values

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from vitascope.data.config import AugmentConfig, DataConfig
-from vitascope.draw.document import Part, Picture, Table, format_parts_for_notebook
+from vitascope.draw.html import Part, Picture, Table, format_parts_for_notebook
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import has_old_setting_names, read_recipe

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitascope.errors import UserError
 from vitascope.model.anatomy import count_parameters
-from vitascope.recipe.augmentation import resolve_augmentation_for_objective
-from vitascope.recipe.choices import OBJECTIVE_SECTIONS, load_objective
+from vitascope.recipe.choices import OBJECTIVE_SECTIONS, load_objective, resolve_augmentation_for_objective
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.recipe.schema import Recipe, convert_recipe_to_dict, flatten_sections, format_value_for_command_line
 from vitascope.run.directory import Run, is_run_folder

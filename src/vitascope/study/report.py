@@ -7,7 +7,7 @@ from typing import get_args
 from matplotlib.figure import Figure
 
 from vitascope.draw.curves import METRIC_UNITS
-from vitascope.draw.document import Document, Picture, Table, Text, write_picture
+from vitascope.draw.html import Document, Picture, Table, Text, write_picture
 from vitascope.draw.study import (
     ParetoPoint,
     draw_accuracy_by_setting,
@@ -16,8 +16,7 @@ from vitascope.draw.study import (
     draw_seed_curve_bands,
 )
 from vitascope.errors import format_count
-from vitascope.recipe.augmentation import resolve_augmentation_for_objective
-from vitascope.recipe.choices import load_objective
+from vitascope.recipe.choices import load_objective, resolve_augmentation_for_objective
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL, PairedDifference
 from vitascope.records.record import format_thousands_or_millions
 from vitascope.run.files import make_folder, write_atomically, write_json

@@ -15,7 +15,7 @@ from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, Checkpoint, save_checkpoi
 from vitascope.run.directory import Run
 from vitascope.run.files import append_json_line, make_folder
 from vitascope.training.engines import Engine
-from vitascope.training.engines.eager import make_engine
+from vitascope.training.engines.single_run import make_engine
 from vitascope.training.objectives.objective import Alarm
 from vitascope.training.optim.build import set_train_mode_except_frozen
 from vitascope.training.optim.schedule import compute_lr_factor

@@ -14,11 +14,10 @@ from vitascope.draw.style import add_caption, create_figure, save_figure, set_la
 from vitascope.errors import UserError
 from vitascope.recipe.choices import load_objective
 from vitascope.recipe.schema import Recipe
-from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.loader import Loader
 from vitascope.training.optim.build import set_learning_rates
 from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_values
-from vitascope.training.prepare import complete_recipe_and_load_data_and_weights
+from vitascope.training.prepare import complete_recipe_and_load_data_and_weights, seed_and_build_train_state
 from vitascope.training.state import TrainState
 from vitascope.training.step import MetricSums, train_step
 

@@ -23,8 +23,8 @@ from vitascope.run.checkpoint import Checkpoint
 from vitascope.training.hardware import Hardware
 from vitascope.training.objectives.objective import Batch, Objective
 from vitascope.training.optim.build import make_optimizers
-from vitascope.training.optim.ema import AveragedModel
 from vitascope.training.optim.optimizer import Optimizer
+from vitascope.training.optim.schedule import AveragedModel
 
 
 @dataclass(frozen=True)

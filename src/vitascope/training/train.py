@@ -28,7 +28,6 @@ from vitascope.run.metrics import (
     truncate_metrics_file_after_epoch,
 )
 from vitascope.run.wall_clock import TRAIN, measure_process_seconds_if_alone, record_task_start_in_this_process
-from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, Hardware
 from vitascope.training.initial_weights import STAGE_PREFIX, load_and_adapt_pretrained_weights, make_first_stage_recipe
 from vitascope.training.loop import ALARMS_FILE, EpochRecord, train_and_checkpoint_remaining_epochs
@@ -37,6 +36,7 @@ from vitascope.training.messages import (
     explain_worse_training_metrics,
     format_training_summary,
     make_curves_title,
+    show_progress_and_yield_epochs,
 )
 from vitascope.training.optim.build import count_trainable_and_all_parameters
 from vitascope.training.prepare import (
@@ -44,8 +44,8 @@ from vitascope.training.prepare import (
     get_class_names,
     make_console,
     open_data_and_print_notes,
+    seed_and_build_train_state,
 )
-from vitascope.training.progress import show_progress_and_yield_epochs
 from vitascope.training.state import TrainState
 from vitascope.weights.model_info import ModelInfo
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import Tensor
 
 from vitascope.coursework.sheets.experiments import QUICK_SEEDS, SheetExperiments
-from vitascope.draw.document import Code, Document, Heading, Part, Picture, Table, Text, write_picture
+from vitascope.draw.html import Code, Document, Heading, Part, Picture, Table, Text, write_picture
 from vitascope.errors import UserError
 from vitascope.inference.hardware import choose_or_check_device
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL

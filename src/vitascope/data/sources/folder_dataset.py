@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from vitascope.data.data_root import get_cache_folder, try_write_cache_file
-from vitascope.data.dataset import Dataset, ImageFiles, ImageShape, Indices, Labels, UInt8Images
+from vitascope.data.dataset import Dataset, ImageFiles, ImageShape, Indices, Labels, UInt8Images, count_pixel_values
 from vitascope.data.decoding import DecodedFiles, ImageFormat, UnreadableByIndex, UnreadableImage, decode_files
-from vitascope.data.pixel_statistics import count_pixel_values
 from vitascope.errors import UserError
 
 GIBIBYTE = 2**30

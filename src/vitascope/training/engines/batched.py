@@ -24,7 +24,7 @@ from vitascope.training.engines.batched_inputs import (
     mix_batch_of_each_model,
     stack_splits,
 )
-from vitascope.training.engines.cuda_graph import WARM_UP_STEPS
+from vitascope.training.engines.single_run import WARM_UP_STEPS
 from vitascope.training.loader import EpochPlan, EpochPlanner, make_epoch_plan
 from vitascope.training.objectives.classify import LossAndAccuracy, soft_cross_entropy
 from vitascope.training.optim.build import has_weight_decay

@@ -15,7 +15,6 @@ from vitascope.run.checkpoint import save_weights
 from vitascope.run.directory import Run, create_run_folder
 from vitascope.run.metrics import save_run_curves_figure
 from vitascope.run.wall_clock import TRAIN, record_task_start_in_this_process
-from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.engines.batchable import check_batchable
 from vitascope.training.engines.batched import BatchedTraining
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, count_train_flops_per_image
@@ -26,7 +25,11 @@ from vitascope.training.loop import (
     save_weight_snapshot_if_due,
 )
 from vitascope.training.messages import make_curves_title
-from vitascope.training.prepare import complete_recipe_and_load_data_and_weights, make_console
+from vitascope.training.prepare import (
+    complete_recipe_and_load_data_and_weights,
+    make_console,
+    seed_and_build_train_state,
+)
 from vitascope.training.state import TrainState
 from vitascope.training.train import write_model_and_machine_info
 

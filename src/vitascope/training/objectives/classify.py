@@ -18,6 +18,7 @@ from vitascope.data.splits import compute_class_weights
 from vitascope.errors import UserError, shorten_error_message
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.open_model import open_model
+from vitascope.inference.scoring import score_model
 from vitascope.model.anatomy import count_forward_flops_per_image
 from vitascope.model.pretraining import PatchDropout
 from vitascope.recipe.schema import Recipe
@@ -26,7 +27,6 @@ from vitascope.shapes import Images, Logits
 from vitascope.training.hardware import Hardware
 from vitascope.training.objectives.objective import Batch, Objective, StepMetrics
 from vitascope.training.optim.schedule import ScheduleValues
-from vitascope.training.scoring import score_model
 from vitascope.weights.model_info import has_placeholder_names
 
 if TYPE_CHECKING:

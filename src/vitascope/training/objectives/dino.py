@@ -26,8 +26,7 @@ from vitascope.recipe.schema import Recipe
 from vitascope.training.objectives.dino_loss import dino_loss
 from vitascope.training.objectives.objective import Alarm, Batch, StepMetrics, TitledVersions
 from vitascope.training.objectives.self_supervised import SelfSupervised, is_after_first_epochs
-from vitascope.training.optim.ema import AveragedModel
-from vitascope.training.optim.schedule import ScheduleValues, interpolate_cosine
+from vitascope.training.optim.schedule import AveragedModel, ScheduleValues, interpolate_cosine
 
 if TYPE_CHECKING:
     from vitascope.training.state import TrainState

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from vitascope.data.dataset import Dataset, Labels
 from vitascope.data.splits import draw_stratified_subset_indices
+from vitascope.inference.scoring import compute_outputs_in_eval_mode
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Features, Logits
-from vitascope.training.scoring import compute_outputs_in_eval_mode
 
 if TYPE_CHECKING:
     from vitascope.training.state import TrainState

@@ -19,8 +19,8 @@ from vitascope.model.pretraining import (
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
 from vitascope.shapes import BlockNoise, DepthNoise, Images, Patches, PatchNoise, TokenIndices
-from vitascope.training.objectives.masked_images import MaskedImageModelling, Reconstruction
 from vitascope.training.objectives.objective import Batch, StepMetrics
+from vitascope.training.objectives.self_supervised import MaskedImageModelling, Reconstruction
 from vitascope.training.optim.schedule import ScheduleValues
 
 EPS = 1e-6

@@ -19,8 +19,8 @@ from vitascope.model.tokens import concat_prefix_tokens, prepend_prefix_and_add_
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
 from vitascope.shapes import BlockNoise, DepthNoise, Images, Patches, PatchMask
-from vitascope.training.objectives.masked_images import MaskedImageModelling, Reconstruction
 from vitascope.training.objectives.objective import Batch, StepMetrics
+from vitascope.training.objectives.self_supervised import MaskedImageModelling, Reconstruction
 from vitascope.training.optim.schedule import ScheduleValues
 
 if TYPE_CHECKING:

@@ -1,16 +1,18 @@
-"""Run a training step as one CUDA graph, which the host launches with a single call.
+"""Run the training steps of one run: one operation after the other, or as one CUDA graph per step.
 
 A step launches hundreds of small kernels, and launching them takes longer than running them. So a step is captured once
-(batch, augmentation, forward, backward, update, averaging) and replayed. All values that change from step to step are
-on the device: the epoch's image order and draws, the schedule values of all steps, and two step counters. The step
-reads its images from a fixed buffer. It is filled by a gather inside the graph if all images are on the device, else by
-a copy of the prefetched batch before every replay.
+(batch, augmentation, forward, backward, update, averaging) and replayed with a single call. All values that change from
+step to step are on the device: the epoch's image order and draws, the schedule values of all steps, and two step
+counters. The step reads its images from a fixed buffer. It is filled by a gather inside the graph if all images are on
+the device, else by a copy of the prefetched batch before every replay.
 """
 
 import torch
 from torch import Tensor
 
+from vitascope.data.sampling import select_step_draws
 from vitascope.kernels.cuda_graph import make_repeated_call, warm_up_and_record_cuda_graph
+from vitascope.training.engines import Engine
 from vitascope.training.loader import EpochPlan, Loader, StoredBatch
 from vitascope.training.optim.build import set_learning_rates
 from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_values
@@ -117,3 +119,40 @@ class CudaGraphEngine:
         train_step(self.state, batch, draws, self.metric_sums, self.step_in_run, schedule, self.phase)
         self.step_in_epoch.add_(1)
         self.step_in_run.add_(1)
+
+
+class EagerEngine:
+    """Runs a step's operations one by one."""
+
+    def __init__(self, state: TrainState, metric_sums: MetricSums) -> None:
+        self.state, self.metric_sums, self.loader = state, metric_sums, Loader(state)
+        self.plan: EpochPlan | None = None
+        self.phase = self.step_in_epoch = 0
+
+    def start_epoch(self, epoch: int) -> None:
+        plan = self.loader.get_plan_and_start_next(epoch)
+        self.loader.start_prefetching(plan.image_order)
+        self.plan, self.phase = plan.to(self.state.hardware.device), self.state.objective.get_phase(epoch)
+        self.step_in_epoch = 0
+        self.metric_sums.reset()
+
+    def run_next_step(self) -> None:
+        if self.plan is None:
+            raise RuntimeError("start_epoch was not called")
+        state, indices = self.state, self.plan.image_order[self.step_in_epoch]
+        schedule: ScheduleValues = {**compute_schedule_values(state.step, state.total_steps, state.recipe)}
+        set_learning_rates(state.optimizers, schedule["lr_factor"])
+        batch, draws = self.loader.load_next_batch(indices), select_step_draws(self.plan.draws, self.step_in_epoch)
+        train_step(state, batch, draws, self.metric_sums, state.step, schedule, self.phase)
+        self.step_in_epoch += 1
+
+    def reset_step_counters(self) -> None:
+        self.step_in_epoch = 0
+
+    def close(self) -> None:
+        self.loader.close()
+
+
+def make_engine(state: TrainState, metric_sums: MetricSums) -> Engine:
+    """Return a CUDA graph of the step where that is possible, else the plain step."""
+    return (CudaGraphEngine if state.hardware.captured else EagerEngine)(state, metric_sums)

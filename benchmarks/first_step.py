@@ -21,7 +21,7 @@ from PIL import Image
 from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.race import REPOSITORY_FOLDER
 from benchmarks.records import Row, format_typed_command, write_record
-from vitascope.run.wall_clock import measure_seconds_since_process_start
+from vitascope.run.machine import measure_seconds_since_process_start
 
 MODES = {"memory": 64.0, "on demand": 0.0}  # data.memory, in GiB
 

@@ -10,8 +10,8 @@ import torch
 from vitascope import ModelConfig
 from vitascope.data.config import AugmentConfig, resolve_augmentation
 from vitascope.data.dataset import DataSource, MemoryDataset
+from vitascope.data.open_data import TrainingData
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.data.splits import TrainingData
 from vitascope.recipe.reading import read_recipe
 from vitascope.training.engines.single_run import make_engine
 from vitascope.training.prepare import seed_and_build_train_state

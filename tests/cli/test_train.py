@@ -212,14 +212,14 @@ def test_no_rate_is_suggested_if_the_loss_does_not_fall() -> None:
 
 
 def test_a_loss_that_rounds_to_zero_is_printed_without_a_minus() -> None:
-    from vitascope.training.progress import format_epoch_line
+    from vitascope.training.messages import format_epoch_line
 
     line = format_epoch_line({"epoch": 1, "train_loss": -1e-9, "images_per_second": 1.0}, 1)
     assert "train loss 0.000 " in line
 
 
 def test_the_preview_says_how_images_are_mixed() -> None:
-    from vitascope.cli.augmentation_preview import describe_augmentation
+    from vitascope.cli.data import describe_augmentation
     from vitascope.data.config import NO_AUGMENTATION, POLICIES, SETTING_TEXTS, AugmentConfig
 
     digits = describe_augmentation(None, [], POLICIES["digits"])

@@ -14,9 +14,8 @@ from vitascope.data import decoding
 from vitascope.data.config import DataConfig
 from vitascope.data.dataset import MemoryDataset, has_fingerprint, hash_images_and_labels
 from vitascope.data.decoding import ImageFormat, decode_files
-from vitascope.data.open_data import open_data_source
+from vitascope.data.open_data import TrainingData, load_train_and_validation_data, open_data_source
 from vitascope.data.sources import folder_dataset
-from vitascope.data.splits import TrainingData, load_train_and_validation_data
 
 CLASSES = ("ant", "bee", "cat")
 SIZE = (6, 8)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vitascope import UserError
 from vitascope.data.config import DataConfig
-from vitascope.data.splits import (
+from vitascope.data.open_data import (
     compute_class_weights,
     draw_stratified_subset_indices,
     load_train_and_validation_data,

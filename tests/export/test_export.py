@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from tests.model.combinations import TINY
 from tests.slow import slow_except
 from vitascope import ModelConfig, UserError, VisionTransformer, open_model
-from vitascope.data import splits
+from vitascope.data import open_data
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.explain import attention_maps
 from vitascope.export import export_run, formats, int8, verify, write_int8, write_onnx, write_torch
@@ -173,13 +173,13 @@ def test_the_file_is_one_and_says_what_its_user_must_know_and_nothing_of_this_ma
 
 
 def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monkeypatch) -> None:
-    opened, real = [], splits.open_data_source
+    opened, real = [], open_data.open_data_source
 
     def spied(*words, **more):
         source = real(*words, **more)
         return replace(source, load_split=lambda split: opened.append(split) or source.load_split(split))
 
-    monkeypatch.setattr(splits, "open_data_source", spied)
+    monkeypatch.setattr(open_data, "open_data_source", spied)
     model = open_model(run)
     written = export_run(model, "int8", tmp_path / "short.onnx")
     assert opened and "test" not in opened

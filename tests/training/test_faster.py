@@ -18,7 +18,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.choices import resolve_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.metrics import list_epoch_seconds_without_setup
-from vitascope.training.engines.batchable import check_batchable
+from vitascope.training.engines.prepare_batched import check_batchable
 from vitascope.training.engines.single_run import EagerEngine
 from vitascope.training.hardware import count_equivalent_forward_passes, count_train_flops_per_image
 from vitascope.training.initial_weights import VARIANCE_OFFSET, compute_whitening_mean_and_matrix

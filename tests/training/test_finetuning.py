@@ -15,7 +15,7 @@ import vitascope
 from tests.training.tiny import TINY, shared_run, tiny_run, untimed
 from tests.weights.test_pretrained import build_small_timm
 from vitascope import ModelConfig, UserError, VisionTransformer
-from vitascope.data.splits import load_train_and_validation_data
+from vitascope.data.open_data import load_train_and_validation_data
 from vitascope.model.attention_variants import add_lora, make_lora_merged_state_dict
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.train import TrainConfig

@@ -14,7 +14,7 @@ from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.recipe.choices import OPTIMIZERS, load_optimizer
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.train import TrainConfig
-from vitascope.training.engines.batchable import check_batchable
+from vitascope.training.engines.prepare_batched import check_batchable
 from vitascope.training.optim.adamw import AdamW
 from vitascope.training.optim.build import make_optimizers
 from vitascope.training.optim.lion import Lion

@@ -10,8 +10,8 @@ from vitascope.data.config import resolve_augmentation
 from vitascope.draw.curves import draw_learning_curves
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
-from vitascope.training.loop import EpochRecord, StepProgress
 from vitascope.training import messages
+from vitascope.training.loop import EpochRecord, StepProgress
 from vitascope.training.messages import (
     describe_incomplete_batch,
     describe_teacher,

@@ -14,8 +14,8 @@ import vitascope
 from tests.training.killing import kill_after_epoch
 from tests.training.tiny import EVERYTHING, TINY, shared_run, tiny_run, untimed
 from vitascope import UserError
+from vitascope.data.open_data import load_train_and_validation_data
 from vitascope.data.sources.arrays import open_builtin_digits
-from vitascope.data.splits import load_train_and_validation_data
 from vitascope.recipe.choices import resolve_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import format_recipe_yaml

@@ -6,8 +6,8 @@ import torch
 from tests.training.test_captured import train_epochs
 from tests.training.test_runs import build_state_and_run
 from vitascope import UserError, kernels
-from vitascope.kernels.cuda_graph import restore_tensors_on_exit
-from vitascope.training.engines import batchable
+from vitascope.kernels.launch import restore_tensors_on_exit
+from vitascope.training.engines import prepare_batched
 from vitascope.training.engines.batched import WARM_UP_STEPS, BatchedTraining
 from vitascope.training.engines.single_run import make_engine
 from vitascope.training.step import MetricSums
@@ -130,7 +130,7 @@ def test_pytorch_s_fused_attention_is_never_batched_over_models(tmp_path, varian
         raise AssertionError("PyTorch's fused attention was called")
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
-    monkeypatch.setattr(batchable, "choose_batchable_attention_kernel", lambda _: kernel)
+    monkeypatch.setattr(prepare_batched, "choose_batchable_attention_kernel", lambda _: kernel)
     small = {"train.precision": "bfloat16", "data.fraction": 0.05, "train.batch_size": 8, "train.epochs": 1}
     small |= {"model.embed_dim": 64, "model.depth": 2, "model.qk_norm": "false"}
     batched = BatchedTraining(
@@ -171,7 +171,7 @@ def test_batched_models_train_the_same_with_the_triton_attention_kernel(tmp_path
     real = short_attention.short_attention
     monkeypatch.setattr(short_attention, "short_attention", lambda *args: calls.append(args) or real(*args))
     for kernel in ("written", "own"):
-        monkeypatch.setattr(batchable, "choose_batchable_attention_kernel", lambda _, kernel=kernel: kernel)
+        monkeypatch.setattr(prepare_batched, "choose_batchable_attention_kernel", lambda _, kernel=kernel: kernel)
         batched = BatchedTraining(
             [build_state_and_run(tmp_path, **(PLAIN | settings | overrides))[0] for overrides in PER_RUN_SETTINGS[:2]]
         )

@@ -14,7 +14,7 @@ from tests.training.tiny import tiny_run
 from vitascope.records.pages import make_model_card_of_record
 from vitascope.records.record import evaluate_and_make_record, read_record, write_record_per_machine
 from vitascope.records.tables import RESULT_FORMATTERS
-from vitascope.run import wall_clock
+from vitascope.run import machine
 from vitascope.run.directory import Run
 
 IMPORTED = time.monotonic()
@@ -24,7 +24,7 @@ ONE = {"train.epochs": 1, "data.validation": 0}
 @pytest.fixture
 def fresh(monkeypatch):
     """A process that has not worked on a run yet; an interpreter without a prompt."""
-    monkeypatch.setattr(wall_clock, "_started_tasks", [])
+    monkeypatch.setattr(machine, "_started_tasks", [])
     monkeypatch.delattr(sys, "ps1", raising=False)
 
 
@@ -33,35 +33,35 @@ def last_result(run: Run) -> dict:
 
 
 def test_wall_seconds_grow_and_are_no_less_than_the_time_since_this_file_was_imported() -> None:
-    first = wall_clock.measure_seconds_since_process_start()
+    first = machine.measure_seconds_since_process_start()
     since = time.monotonic() - IMPORTED
-    second = wall_clock.measure_seconds_since_process_start()
+    second = machine.measure_seconds_since_process_start()
     assert first is not None and second is not None
-    assert first <= second and second >= since - wall_clock.CLOCK_TOLERANCE_SECONDS
+    assert first <= second and second >= since - machine.CLOCK_TOLERANCE_SECONDS
 
 
 def test_a_process_is_no_older_than_the_call_that_started_it() -> None:
-    code = "from vitascope.run import wall_clock; print(wall_clock.measure_seconds_since_process_start())"
+    code = "from vitascope.run import machine; print(machine.measure_seconds_since_process_start())"
     before = time.monotonic()
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert 0 < float(told) <= time.monotonic() - before + wall_clock.CLOCK_TOLERANCE_SECONDS
+    assert 0 < float(told) <= time.monotonic() - before + machine.CLOCK_TOLERANCE_SECONDS
 
 
 def test_without_proc_psutil_is_asked_and_without_both_or_with_nonsense_nothing_is_known(monkeypatch) -> None:
-    monkeypatch.setattr(wall_clock, "_read_linux_process_seconds", lambda: None)
+    monkeypatch.setattr(machine, "_read_linux_process_seconds", lambda: None)
     process = SimpleNamespace(create_time=lambda: time.time() - 5000)
     monkeypatch.setitem(sys.modules, "psutil", SimpleNamespace(Process=lambda: process))
-    assert wall_clock.measure_seconds_since_process_start() == pytest.approx(5000, abs=1)
+    assert machine.measure_seconds_since_process_start() == pytest.approx(5000, abs=1)
     monkeypatch.setitem(sys.modules, "psutil", None)  # not installed
-    assert wall_clock.measure_seconds_since_process_start() is None
-    monkeypatch.setattr(wall_clock, "_read_linux_process_seconds", lambda: -3.0)
-    assert wall_clock.measure_seconds_since_process_start() is None
+    assert machine.measure_seconds_since_process_start() is None
+    monkeypatch.setattr(machine, "_read_linux_process_seconds", lambda: -3.0)
+    assert machine.measure_seconds_since_process_start() is None
 
 
 def test_the_first_run_of_a_process_stores_its_wall_seconds_and_the_second_none(fresh, tmp_path) -> None:
     first, second = (tiny_run(tmp_path, **ONE, **{"train.seed": seed}) for seed in (1, 2))
     stored = first.machine["wall_seconds"]
-    assert 0 < stored <= wall_clock.measure_seconds_since_process_start() and "wall_seconds" not in second.machine
+    assert 0 < stored <= machine.measure_seconds_since_process_start() and "wall_seconds" not in second.machine
     assert first.machine.keys() - second.machine.keys() == {"wall_seconds"}
 
 
@@ -75,7 +75,7 @@ def test_a_resumed_run_has_no_wall_seconds(fresh, tmp_path) -> None:
     facts = {key: value for key, value in run.machine.items() if key != "wall_seconds"}
     run.get_path("machine.json").write_text(json.dumps(facts))
     run.get_path("model.safetensors").unlink()
-    wall_clock._started_tasks.clear()
+    machine._started_tasks.clear()
     vitascope.resume(run.path, quiet=True)
     assert run.is_finished and "resumed" in run.machine and "wall_seconds" not in run.machine
 
@@ -88,7 +88,7 @@ def test_evaluate_stores_its_wall_seconds_once_and_says_whether_they_include_the
     assert found.as_dict()["wall_seconds"] == here["wall_seconds"]
     vitascope.load(run).evaluate(robust=False)
     assert "wall_seconds" not in last_result(run)
-    wall_clock._started_tasks.clear()  # as if in a process of its own
+    machine._started_tasks.clear()  # as if in a process of its own
     vitascope.load(run).evaluate(robust=False)
     assert last_result(run)["wall_includes_training"] is False and last_result(run)["wall_seconds"] > 0
 
@@ -97,7 +97,7 @@ def test_a_record_adds_training_and_evaluation_where_both_are_known_and_tables_s
     fresh, tmp_path
 ) -> None:
     run = tiny_run(tmp_path, **ONE)
-    wall_clock._started_tasks.clear()
+    machine._started_tasks.clear()
     vitascope.load(run).evaluate(robust=False)
     record = evaluate_and_make_record([run], "tiny")
     total = run.machine["wall_seconds"] + last_result(run)["wall_seconds"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitascope.data.dataset import Dataset, ImageFiles, MemoryDataset, UInt8Images
-from vitascope.data.splits import draw_stratified_subset_indices
+from vitascope.data.open_data import draw_stratified_subset_indices
 from vitascope.errors import UserError, format_count
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.prediction import Prediction, Predictions, read_image_files_and_folders

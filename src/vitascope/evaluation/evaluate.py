@@ -28,14 +28,15 @@ from vitascope.evaluation.robustness import measure_accuracy_under_corruptions
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.scoring import check_views_match_training, choose_inference_batch_size
 from vitascope.run.images import load_verified_run_split
-from vitascope.run.machine import get_device_names_by_type, get_device_or_cpu_name
-from vitascope.run.test_set_log import EntryId, add_test_use_entry, log_test_set_result, read_test_set_log
-from vitascope.run.wall_clock import (
+from vitascope.run.machine import (
     EVALUATE,
+    get_device_names_by_type,
+    get_device_or_cpu_name,
     is_trained_by_this_process,
     measure_process_seconds_if_alone,
     record_task_start_in_this_process,
 )
+from vitascope.run.test_set_log import EntryId, add_test_use_entry, log_test_set_result, read_test_set_log
 from vitascope.shapes import Logits
 
 MAX_WORST_ERRORS = 24

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vitascope.data.dataset import Dataset
-from vitascope.data.splits import draw_stratified_subset_indices
+from vitascope.data.open_data import draw_stratified_subset_indices
 from vitascope.errors import UserError
 from vitascope.evaluation.calibration import Interval, wilson_interval
 from vitascope.evaluation.eval_data import load_eval_data

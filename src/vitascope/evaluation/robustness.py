@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitascope.data.dataset import Dataset
-from vitascope.data.splits import draw_stratified_subset_indices
+from vitascope.data.open_data import draw_stratified_subset_indices
 from vitascope.evaluation.calibration import Interval, wilson_interval
 from vitascope.inference.classifier import Classifier
 from vitascope.shapes import Images

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitascope.inference.hardware import make_float32_inference_hardware
 from vitascope.inference.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels
 from vitascope.inference.scoring import choose_inference_batch_size, compute_outputs
-from vitascope.kernels.cuda_graph import make_repeated_call, warm_up_and_record_cuda_graph
+from vitascope.kernels.launch import make_repeated_call, warm_up_and_record_cuda_graph
 from vitascope.model.precision import replace_linear_with_int8_in_place
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run

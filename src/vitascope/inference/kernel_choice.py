@@ -17,7 +17,7 @@ from torch.torch_version import TorchVersion
 
 from vitascope.data.data_root import get_cache_folder
 from vitascope.errors import UserError
-from vitascope.kernels.cuda_graph import make_repeated_call, warm_up_and_record_cuda_graph
+from vitascope.kernels.launch import make_repeated_call, warm_up_and_record_cuda_graph
 from vitascope.model.block import Block
 from vitascope.model.mlp import Mlp, relu_squared
 from vitascope.model.norm import LayerNorm, RMSNorm

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitascope.kernels.operator import kernel_operator
+from vitascope.kernels.launch import kernel_operator
 
 MAX_PROGRAMS = 1024  # of the backward pass; each processes many rows and sums a partial gradient of the weight
 TILE_ELEMENTS = 2048  # per tile

@@ -21,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vitascope.kernels import USES_INTERPRETER
+from vitascope.kernels.launch import kernel_operator
 from vitascope.kernels.norm import sum_partial_gradients
-from vitascope.kernels.operator import kernel_operator
 
 # Dtype of dot products. Triton's interpreter, which runs the tests on a CPU, cannot multiply bfloat16.
 DOT_DTYPE = tl.constexpr(tl.float32 if USES_INTERPRETER else tl.bfloat16)

@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitascope.kernels.launch import kernel_operator
 from vitascope.kernels.norm import sum_partial_gradients
-from vitascope.kernels.operator import kernel_operator
 
 ROWS, COLUMNS, FEATURES_PER_STEP = 128, 128, 64  # of a tile: tokens, hidden features, and features per step
 ON_CHIP_WIDTHS = (128, 256)  # widths for which a tile of tokens stays in registers

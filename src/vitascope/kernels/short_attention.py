@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vitascope.kernels.launch import kernel_operator
 from vitascope.kernels.norm import sum_partial_gradients
-from vitascope.kernels.operator import kernel_operator
 from vitascope.kernels.qk_norm_rope import (
     DOT_DTYPE,
     count_rotary_tables,

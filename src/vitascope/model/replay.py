@@ -1,10 +1,10 @@
 """Run any ViT and return its logits with the attention maps of every block, hidden states, and merged tokens.
 
 Vitascope's models run block by block as in `explicit_blocks`. Other models are recorded. Fused attention does not
-return its maps. While such a model runs, every call of scaled_dot_product_attention is therefore replaced by an explicit
-computation that returns them. Both outputs are compared; maps that do not reproduce the block's output are rejected.
-The code around the call (packed projections, QK-norm, rotary positions, masks, learned temperatures) is the model's
-own, in its own dtype.
+return its maps. While such a model runs, every call of scaled_dot_product_attention is therefore replaced by an
+explicit computation that returns them. Both outputs are compared; maps that do not reproduce the block's output are
+rejected. The code around the call (packed projections, QK-norm, rotary positions, masks, learned temperatures) is the
+model's own, in its own dtype.
 
 No model is changed: a recorded model is a copy of its modules that shares all parameters. So several threads can replay
 one model at the same time.

@@ -1,8 +1,8 @@
 """The objectives and optimizers that a recipe can name, and the augmentation that an objective needs.
 
 An objective or optimizer is one file, imported only when it is used. The files import torch, which takes seconds. So
-recipes with labels are read without them: the settings of `train.objective=classify` are in `train.…`, and only the other objectives have a
-section of their own.
+recipes with labels are read without them: the settings of `train.objective=classify` are in `train.…`, and only the
+other objectives have a section of their own.
 """
 
 from importlib import import_module

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vitascope.data.config import DataConfig
 from vitascope.data.dataset import Dataset, has_fingerprint
-from vitascope.data.splits import load_train_and_validation_data
+from vitascope.data.open_data import load_train_and_validation_data
 from vitascope.errors import UserError
 from vitascope.run.directory import ExternalWeightsRun, Run
 from vitascope.weights.model_info import ModelInfo

@@ -22,8 +22,8 @@ from vitascope.run.metrics import MetricsRow, list_epoch_seconds_without_setup
 from vitascope.study.design import Design, format_combination
 from vitascope.study.queue import StudyTrial, TrialQueue
 from vitascope.study.storage import RunResult, Settings
-from vitascope.training.engines.batchable import check_batchable
 from vitascope.training.engines.batched_runs import choose_max_batched_runs, train_batched_runs
+from vitascope.training.engines.prepare_batched import check_batchable
 from vitascope.training.prepare import make_console
 from vitascope.training.train import resume_run_if_unfinished, train_recipe
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitascope.data.splits import TrainingData
+from vitascope.data.open_data import TrainingData
 from vitascope.errors import UserError
 from vitascope.model.patches import PatchEmbed, patchify
 from vitascope.recipe.reading import read_recipe

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitascope.data.dataset import Dataset, Labels, UInt8Images
+from vitascope.data.open_data import compute_class_weights
 from vitascope.data.sampling import RandomDraws, draw_alternating_flips, draw_epoch_image_indices
-from vitascope.data.splits import compute_class_weights
 from vitascope.training.state import TrainState
 
 PREFETCHED_BATCHES = 4

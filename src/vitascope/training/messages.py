@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitascope.data.config import AugmentConfig
+from vitascope.data.open_data import TrainingData
 from vitascope.data.sources.folder import image_file_has_colour, read_image_size
-from vitascope.data.splits import TrainingData
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.choices import load_objective, resolve_augmentation_for_objective

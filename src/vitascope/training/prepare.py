@@ -10,9 +10,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vitascope.data.open_data import resolve_paths_in_data_config
+from vitascope.data.open_data import TrainingData, load_train_and_validation_data, resolve_paths_in_data_config
 from vitascope.data.sources.folder import describe_unreadable_files
-from vitascope.data.splits import TrainingData, load_train_and_validation_data
 from vitascope.errors import UserError, format_count
 from vitascope.inference.hardware import set_malloc_to_keep_memory
 from vitascope.inference.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels

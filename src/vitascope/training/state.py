@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from vitascope.data.dataset import Labels, UInt8Images
+from vitascope.data.open_data import TrainingData
 from vitascope.data.preprocessing import DevicePreprocessing
 from vitascope.data.sampling import RandomDraws
-from vitascope.data.splits import TrainingData
 from vitascope.errors import UserError
 from vitascope.model.attention_variants import make_lora_merged_state_dict
 from vitascope.model.vit import VisionTransformer

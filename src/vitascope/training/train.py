@@ -18,7 +18,12 @@ from vitascope.recipe.schema import Recipe, format_recipe_yaml, format_value_for
 from vitascope.run.checkpoint import Checkpoint, load_checkpoint, read_model_info, save_model_info
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
 from vitascope.run.files import write_json
-from vitascope.run.machine import collect_machine_info
+from vitascope.run.machine import (
+    TRAIN,
+    collect_machine_info,
+    measure_process_seconds_if_alone,
+    record_task_start_in_this_process,
+)
 from vitascope.run.metrics import (
     TensorBoardWriter,
     Tracker,
@@ -27,7 +32,6 @@ from vitascope.run.metrics import (
     save_run_curves_figure,
     truncate_metrics_file_after_epoch,
 )
-from vitascope.run.wall_clock import TRAIN, measure_process_seconds_if_alone, record_task_start_in_this_process
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, Hardware
 from vitascope.training.initial_weights import STAGE_PREFIX, load_and_adapt_pretrained_weights, make_first_stage_recipe
 from vitascope.training.loop import ALARMS_FILE, EpochRecord, train_and_checkpoint_remaining_epochs

@@ -12,7 +12,7 @@ from vitascope.coursework.sheets.claims import format_accuracy_difference_and_ve
 from vitascope.coursework.sheets.experiments import SheetExperiments
 from vitascope.coursework.sheets.figures import format_additive_causal_mask, plot_additive_causal_mask
 from vitascope.coursework.sheets.report import SheetReport, format_shape
-from vitascope.data.splits import load_train_and_validation_data
+from vitascope.data.open_data import load_train_and_validation_data
 from vitascope.model.attention_variants import SingleHeadAttention
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe

@@ -12,8 +12,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from vitascope.data.dataset import Labels
-from vitascope.data.open_data import open_data_source
-from vitascope.data.splits import draw_stratified_subset_indices, split_train_validation_indices
+from vitascope.data.open_data import draw_stratified_subset_indices, open_data_source, split_train_validation_indices
 from vitascope.errors import UserError
 from vitascope.recipe.schema import find_non_default_settings, hash_values
 from vitascope.run.directory import Run

@@ -14,14 +14,15 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from vitascope.data.sampling import RandomDraws
-from vitascope.kernels.cuda_graph import make_repeated_call, restore_tensors_on_exit, warm_up_and_record_cuda_graph
-from vitascope.training.engines.batchable import check_batchable, set_batchable_attention_kernels
-from vitascope.training.engines.batched_inputs import (
+from vitascope.kernels.launch import make_repeated_call, restore_tensors_on_exit, warm_up_and_record_cuda_graph
+from vitascope.training.engines.prepare_batched import (
     BatchedInputs,
+    check_batchable,
     flatten_draws,
     make_batched_preprocessing,
     make_unmixed_targets,
     mix_batch_of_each_model,
+    set_batchable_attention_kernels,
     stack_splits,
 )
 from vitascope.training.engines.single_run import WARM_UP_STEPS

@@ -13,10 +13,10 @@ from vitascope.model.attention_variants import make_lora_merged_state_dict
 from vitascope.recipe.schema import Recipe
 from vitascope.run.checkpoint import save_weights
 from vitascope.run.directory import Run, create_run_folder
+from vitascope.run.machine import TRAIN, record_task_start_in_this_process
 from vitascope.run.metrics import save_run_curves_figure
-from vitascope.run.wall_clock import TRAIN, record_task_start_in_this_process
-from vitascope.training.engines.batchable import check_batchable
 from vitascope.training.engines.batched import BatchedTraining
+from vitascope.training.engines.prepare_batched import check_batchable
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, count_train_flops_per_image
 from vitascope.training.loop import (
     format_divergence_error,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitascope.data.sampling import select_step_draws
-from vitascope.kernels.cuda_graph import make_repeated_call, warm_up_and_record_cuda_graph
+from vitascope.kernels.launch import make_repeated_call, warm_up_and_record_cuda_graph
 from vitascope.training.engines import Engine
 from vitascope.training.loader import EpochPlan, Loader, StoredBatch
 from vitascope.training.optim.build import set_learning_rates

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from vitascope.data.augment import MixedLabels
 from vitascope.data.dataset import Labels, UInt8Images
+from vitascope.data.open_data import compute_class_weights
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.sampling import RandomDraws
-from vitascope.data.splits import compute_class_weights
 from vitascope.errors import UserError, shorten_error_message
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.open_model import open_model

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope.data.dataset import Dataset, Labels
-from vitascope.data.splits import draw_stratified_subset_indices
+from vitascope.data.open_data import draw_stratified_subset_indices
 from vitascope.inference.scoring import compute_outputs_in_eval_mode
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Features, Logits

@@ -1,11 +1,13 @@
-"""Register the launcher of a Triton kernel as a PyTorch operator, and call it directly where no operator is needed.
+"""Launch kernels with little work for the host: called directly, as a PyTorch operator, or recorded as a CUDA graph.
 
 `torch.compile` and `vmap` need an operator. Calling one imports the compiler `torch._dynamo`, which takes five seconds.
-So everywhere else the launcher itself is called, with its gradient as a `torch.autograd.Function`.
+So everywhere else the launcher of a Triton kernel is called itself, with its gradient as a `torch.autograd.Function`. A
+CUDA graph is launched with a single call; what its recording changed can be undone.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -63,3 +65,44 @@ class _DirectCall(torch.autograd.Function):
 def kernel_operator(name: str) -> Callable[[Callable[..., Outputs]], KernelOperator]:
     """Decorate the launcher of a kernel: `@kernel_operator("vitascope::name")`."""
     return lambda launch: KernelOperator(name, launch)
+
+
+Output = TypeVar("Output")
+
+
+def warm_up_and_record_cuda_graph(
+    run: Callable[[], Output], warm_up: Callable[[], object]
+) -> tuple[torch.cuda.CUDAGraph, Output]:
+    """Run `warm_up` on another stream, in which kernels are chosen and memory is allocated, then record `run`.
+
+    Return the graph and the output of `run`, which every replay overwrites."""
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
+        warm_up()
+    torch.cuda.current_stream().wait_stream(side_stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = run()
+    return graph, output
+
+
+@contextmanager
+def restore_tensors_on_exit(tensors: list[Tensor]) -> Iterator[None]:
+    """Copy the values of the tensors, and write them back on exit, also after an error."""
+    before = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old)
+
+
+def make_repeated_call(function: Callable[[], object], num_calls: int) -> Callable[[], None]:
+    """Return a function that calls `function` so many times."""
+
+    def call_repeatedly() -> None:
+        for _ in range(num_calls):
+            function()
+
+    return call_repeatedly

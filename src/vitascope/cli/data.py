@@ -108,7 +108,8 @@ def draw_and_save_augmentation_preview(
         base_recipe, overrides, policy, f"model.in_chans={channels}" if is_folder else ""
     )
     resized = f"the image resized to {height}×{width} pixels ({PREVIEW_SIZE_NOTE})"
-    text = f"{data.source.name}: {resized if is_folder else 'the original image'}, then {len(versions)} {objective.preview_name} {augmentation}"
+    original = resized if is_folder else "the original image"
+    text = f"{data.source.name}: {original}, then {len(versions)} {objective.preview_name} {augmentation}"
     return save_figure(draw_gallery(rows, class_names, ["original", *titles], text), figure_path)
 
 

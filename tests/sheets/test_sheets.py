@@ -20,10 +20,10 @@ from vitascope.coursework.sheets.claims import (
     LARGEST_DROP,
     MEASURES,
     Claim,
-    format_accuracy_difference_and_verdict,
+    format_accuracy_gain,
 )
 from vitascope.coursework.sheets.experiments import SheetExperiments, compute_time_to_accuracy, hash_run_settings
-from vitascope.coursework.sheets.figures import make_additive_causal_mask, plot_sinusoidal_positions
+from vitascope.coursework.sheets.figures import draw_sinusoidal_positions, make_additive_causal_mask
 from vitascope.coursework.sheets.report import SheetReport, run_sheet_and_write_report
 from vitascope.study import workers as running
 from vitascope.study.design import parse_and_check_design
@@ -101,7 +101,7 @@ def test_sheet_d_measures_what_the_sheet_claims(tmp_path, monkeypatch) -> None:
     assert set(fits) == {"written out", "fused"} and "uses 32.7% of the pixels" in text
     assert "projections cost 34.1 million operations" in text and "does not divide" in text
     assert (tmp_path / "D-cost.png").is_file() and (tmp_path / "D.html").read_text().count("data:image/png") == 1
-    assert len(plot_sinusoidal_positions([(10, 8)]).axes) == 2
+    assert len(draw_sinusoidal_positions([(10, 8)]).axes) == 2
 
 
 def test_a_claim_of_the_best_holds_or_not_by_the_seeds() -> None:
@@ -141,17 +141,16 @@ def test_a_claim_about_a_measure_is_tested_in_pairs_of_seeds() -> None:
 def test_the_gain_of_a_change_is_corrected_for_all_changes() -> None:
     plain, changed = fake({"1": [0.90, 0.92, 0.94], "2": [0.94, 0.96, 0.99]}).combinations
     assert (
-        format_accuracy_difference_and_verdict(plain, changed, 1) == ("+4.33 ± 1.43", "helps")
-        and format_accuracy_difference_and_verdict(changed, plain, 1)[1] == "hurts"
+        format_accuracy_gain(plain, changed, 1) == ("+4.33 ± 1.43", "helps")
+        and format_accuracy_gain(changed, plain, 1)[1] == "hurts"
     )
-    assert format_accuracy_difference_and_verdict(plain, changed, 40)[1] == "no significant difference"
-    assert format_accuracy_difference_and_verdict(*fake({"1": [0.9], "2": [0.94]}).combinations, 1) == (
+    assert format_accuracy_gain(plain, changed, 40)[1] == "no significant difference"
+    assert format_accuracy_gain(*fake({"1": [0.9], "2": [0.94]}).combinations, 1) == (
         "+4.00",
         "one seed",
     )
     assert (
-        format_accuracy_difference_and_verdict(*fake({"1": [0.5, 0.6], "2": [0.625, 0.725]}).combinations, 1)[1]
-        == "not testable"
+        format_accuracy_gain(*fake({"1": [0.5, 0.6], "2": [0.625, 0.725]}).combinations, 1)[1] == "not testable"
     )  # no spread
 
 
@@ -176,7 +175,7 @@ def test_three_initializations_are_compared_or_the_missing_weights_are_named(tmp
     monkeypatch.setattr(starts, "QUICK_OVERRIDES", ["train.epochs=1", "train.batch_size=64"])
     report = make_report("D", tmp_path)
     experiments = SheetExperiments(tmp_path / "D", 1, True, QUIET, "cpu", None, str(weights))
-    starts.run_or_skip_initialization_comparison(experiments, report, starts.open_named_or_default_weights(experiments))
+    starts.run_or_skip_initialization_comparison(experiments, report, starts.try_to_open_weights(experiments))
     assert len(report.measurements["starts"]) == 3 and get_report_text(report).count(" patches instead of ") == 1
     assert len(list((tmp_path / "D").rglob("model.safetensors"))) == 3
     report = make_report("D", tmp_path)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitascope.cli.console import create_console, create_table, format_bytes, format_duration
-from vitascope.coursework.sheets.figures import plot_additive_causal_mask, plot_sinusoidal_positions
+from vitascope.coursework.sheets.figures import draw_additive_causal_mask, draw_sinusoidal_positions
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.draw import DIVERGING
 from vitascope.draw.explanation import draw_forward_pass, draw_patch_borders
@@ -57,7 +57,7 @@ def draw_and_save_sinusoidal_table_or_sheet_d_tables(
     """Draw one table of this size. Without a size, draw the two tables of sheet D, 100 × 16 and 1000 × 160."""
     has_size = num_positions is not None or num_features is not None
     sizes = [(num_positions or 100, num_features or 16)] if has_size else [(100, 16), (1000, 160)]
-    return save_figure(plot_sinusoidal_positions(sizes), figure_path)
+    return save_figure(draw_sinusoidal_positions(sizes), figure_path)
 
 
 def draw_and_save_grid_positions(
@@ -95,7 +95,7 @@ def draw_and_save_grid_positions(
 
 
 def draw_and_save_causal_mask(num_tokens: int, figure_path: Path) -> Path:
-    return save_figure(plot_additive_causal_mask(num_tokens), figure_path)
+    return save_figure(draw_additive_causal_mask(num_tokens), figure_path)
 
 
 def draw_and_save_untrained_forward_pass(config: ModelConfig, seed: int, figure_path: Path) -> Path:

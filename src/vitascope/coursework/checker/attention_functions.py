@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from vitascope.coursework.checker.attention_modules import AXIS_ORDERS
@@ -20,13 +21,14 @@ from vitascope.coursework.checker.part_checker import (
     CorrectVariant,
     MaskKind,
     MaskPolarity,
-    NamedTensors,
     OutputInReferenceAxes,
     PartChecker,
+    ReferenceInputs,
     TinySizes,
+    UserInputs,
     choose_mask_kind_if_required,
     draw_seeded_inputs_for_case,
-    make_allowed_mask,
+    make_allowed_mask_if_masked,
     make_tiny_attention_cases,
 )
 from vitascope.coursework.checker.recognition import (
@@ -100,18 +102,18 @@ class AttentionFunctionChecker(PartChecker):
         return "nn.MultiheadAttention"
 
     def list_cases(self) -> list[Case]:
-        def sizes(width: int, heads: int, batch: int, rows: int, columns: int) -> dict[str, int]:
+        def make_sizes(width: int, heads: int, batch: int, rows: int, columns: int) -> dict[str, int]:
             heads = heads if self.has_heads_argument else 1
             return {"batch": batch, "width": width, "heads": heads, "rows": rows, "columns": columns}
 
         cases = [
-            Case("three heads, five tokens", sizes(12, 3, 2, 1, 5), self.default_mask_kind),
-            Case("one head", sizes(8, 1, 2, 2, 2), self.default_mask_kind),
-            Case("other sizes", sizes(15, 5, 3, 1, 7), self.default_mask_kind),
-            Case("one token", sizes(12, 3, 2, 1, 1), self.default_mask_kind),
+            Case("three heads, five tokens", make_sizes(12, 3, 2, 1, 5), self.default_mask_kind),
+            Case("one head", make_sizes(8, 1, 2, 2, 2), self.default_mask_kind),
+            Case("other sizes", make_sizes(15, 5, 3, 1, 7), self.default_mask_kind),
+            Case("one token", make_sizes(12, 3, 2, 1, 1), self.default_mask_kind),
         ]
         if self.mask_formats:
-            masked = sizes(12, 3, 2, 1, 5)
+            masked = make_sizes(12, 3, 2, 1, 5)
             cases += [Case("mask", masked, "random"), Case(LARGE_MASKED_SCORES, masked, "high_scores")]
         return cases
 
@@ -121,7 +123,7 @@ class AttentionFunctionChecker(PartChecker):
             [size for size in sizes if size.num_heads == 1 or self.has_heads_argument], self.default_mask_kind
         )
 
-    def make_float64_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> ReferenceInputs:
         s = case.sizes
         shape = (s["batch"], s["rows"] * s["columns"], s["width"])
         shapes: dict[str, tuple[int, ...]] = {role: shape for role in "xqkv" if role in self.argument_roles.values()}
@@ -132,7 +134,9 @@ class AttentionFunctionChecker(PartChecker):
         for role in [] if case.tiny else self.weights:
             inputs[role] *= s["width"] ** -0.5
         if case.mask_kind == "high_scores":
-            inputs = {name: x * _make_large_last_token_scale(x) if name in "xqkv" else x for name, x in inputs.items()}
+            inputs = {
+                name: x * _make_scale_with_large_last_token(x) if name in "xqkv" else x for name, x in inputs.items()
+            }
         return inputs
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
@@ -153,9 +157,9 @@ class AttentionFunctionChecker(PartChecker):
             for packed_transposed in packed_options
         ]
 
-    def convert_inputs_to_user_shapes(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors
-    ) -> NamedTensors:
+    def reshape_inputs_for_user_code(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> UserInputs:
         axis_order, heads = convention.settings["axis_order"], case.sizes["heads"]
         return {
             name: _convert_to_user_axes(tensor, axis_order, case)
@@ -164,16 +168,18 @@ class AttentionFunctionChecker(PartChecker):
             for name, tensor in inputs.items()
         }
 
-    def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
+    def permute_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
         return _convert_to_user_axes(result, convention.settings["axis_order"], case)
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
+    def run_user_code_and_restore_axes(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> OutputInReferenceAxes:
         axis_order, heads = convention.settings["axis_order"], case.sizes["heads"]
-        values: dict[str, Any] = dict(self.convert_inputs_to_user_shapes(convention, case, inputs))
+        values: dict[str, Any] = dict(self.reshape_inputs_for_user_code(convention, case, inputs))
         tokens = next(values[name] for name in "xqkv" if name in values)
         values |= {"heads": heads, "dropout": 0.0, "training": False, "embeddim": case.sizes["width"]}
         values |= {"dmodel": case.sizes["width"], "dk": case.sizes["width"] // heads}
-        allowed = make_allowed_mask(case, case.sizes["columns"], case.sizes["columns"])
+        allowed = make_allowed_mask_if_masked(case, case.sizes["columns"], case.sizes["columns"])
         if allowed is None:
             return _convert_from_user_axes(
                 select_matching_or_first_tensor(
@@ -191,8 +197,8 @@ class AttentionFunctionChecker(PartChecker):
         raise error or RuntimeError("no mask shape was accepted")
 
     def run_reference_variant(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
-    ) -> Tensor:
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs, variant_or_mistakes: ReferenceVariant
+    ) -> OutputInReferenceAxes:
         first = next(inputs[name] for name in "xqkv" if name in inputs)
         max_images = 1 if convention.settings["axis_order"] == "single" else None
         tokens = [inputs.get(name, first)[:max_images] for name in "qkv"]
@@ -207,7 +213,7 @@ class AttentionFunctionChecker(PartChecker):
         for letter in variant_or_mistakes.get("transposed", ""):
             if (weight := weights.get("w" + letter)) is not None:
                 weights["w" + letter] = weight.T
-        allowed = make_allowed_mask(case, first.shape[1], first.shape[1])
+        allowed = make_allowed_mask_if_masked(case, first.shape[1], first.shape[1])
         return run_reference_multi_head_attention_variant(
             QueryKeyValue(*tokens), weights, case.sizes["heads"], allowed, variant_or_mistakes
         )
@@ -240,7 +246,7 @@ class AttentionFunctionChecker(PartChecker):
         is_missing = self.weights and self.has_heads_argument and "wo" not in self.weights
         return [SimulatedMistake("missing-output-projection", {"projected": False})] if is_missing else []
 
-    def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
+    def guess_mistake_ids_without_simulation(self, convention: CallConvention | None) -> list[str]:
         return guess_in_proj_indexing_mistake_ids(get_source_or_empty(self.user_code))
 
     def describe_symptoms(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
@@ -251,7 +257,7 @@ class AttentionFunctionChecker(PartChecker):
         )
 
 
-def _make_large_last_token_scale(x: Tensor) -> Tensor:
+def _make_scale_with_large_last_token(x: Tensor) -> Float[Tensor, "token 1"]:
     factor = torch.ones(x.shape[1], 1, dtype=x.dtype)
     factor[-1] = 300.0
     return factor

@@ -31,11 +31,13 @@ from vitascope.coursework.checker.part_checker import (
     NamedTensors,
     OutputInReferenceAxes,
     PartChecker,
+    ReferenceInputs,
     TinySizes,
+    UserInputs,
     choose_mask_kind_if_required,
     draw_seeded_inputs_for_case,
     format_observation,
-    make_allowed_mask,
+    make_allowed_mask_if_masked,
     make_tiny_attention_cases,
 )
 from vitascope.coursework.checker.recognition import UserCode, get_source_or_empty, guess_argument_roles
@@ -82,21 +84,21 @@ class AttentionModuleChecker(PartChecker):
         return "nn.MultiheadAttention"
 
     def list_cases(self) -> list[Case]:
-        def sizes(width: int, heads: int, batch: int, tokens: int) -> dict[str, int]:
+        def make_sizes(width: int, heads: int, batch: int, tokens: int) -> dict[str, int]:
             return {"batch": batch, "width": width, "heads": heads, "rows": 1, "columns": tokens}
 
         cases = [
-            Case("three heads, five tokens", sizes(12, 3, 2, 5) | self._get_grid_sizes(2, 3), self.default_mask_kind),
-            Case("one head", sizes(8, 1, 2, 4) | self._get_grid_sizes(2, 2), self.default_mask_kind),
-            Case("other sizes", sizes(15, 5, 3, 7) | self._get_grid_sizes(3, 5), self.default_mask_kind),
-            Case("one token", sizes(12, 3, 2, 1) | self._get_grid_sizes(1, 1), self.default_mask_kind),
+            Case(
+                "three heads, five tokens", make_sizes(12, 3, 2, 5) | self._get_grid_sizes(2, 3), self.default_mask_kind
+            ),
+            Case("one head", make_sizes(8, 1, 2, 4) | self._get_grid_sizes(2, 2), self.default_mask_kind),
+            Case("other sizes", make_sizes(15, 5, 3, 7) | self._get_grid_sizes(3, 5), self.default_mask_kind),
+            Case("one token", make_sizes(12, 3, 2, 1) | self._get_grid_sizes(1, 1), self.default_mask_kind),
         ]
         if self.mask_formats:
-            masked = sizes(12, 3, 2, 5) | self._get_grid_sizes(2, 3)
+            masked = make_sizes(12, 3, 2, 5) | self._get_grid_sizes(2, 3)
             cases += [Case("mask", masked, "random"), Case(LARGE_MASKED_SCORES, masked, "high_scores")]
-        return [
-            adapted for case in cases if (adapted := self.module_factory.adapt_case_to_fixed_sizes(case)) is not None
-        ]
+        return [adapted for case in cases if (adapted := self.module_factory.resize_case_if_possible(case)) is not None]
 
     def _get_grid_sizes(self, num_rows: int, num_columns: int) -> dict[str, int]:
         return {} if self.part == "multi-head-attention" else {"rows": num_rows, "columns": num_columns}
@@ -104,11 +106,9 @@ class AttentionModuleChecker(PartChecker):
     def list_tiny_example_cases(self) -> list[Case]:
         sizes = [(1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 2, 2), (4, 2, 3)]
         cases = make_tiny_attention_cases([TinySizes(*size) for size in sizes], self.default_mask_kind)
-        return [
-            adapted for case in cases if (adapted := self.module_factory.adapt_case_to_fixed_sizes(case)) is not None
-        ]
+        return [adapted for case in cases if (adapted := self.module_factory.resize_case_if_possible(case)) is not None]
 
-    def make_float64_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> ReferenceInputs:
         s = case.sizes
         inputs = draw_seeded_inputs_for_case(case, {"x": (s["batch"], s["rows"] * s["columns"], s["width"])})
         if case.mask_kind == "high_scores":  # the masked last token is 300 times larger
@@ -138,19 +138,21 @@ class AttentionModuleChecker(PartChecker):
     def get_or_build_module(self, case: Case) -> nn.Module:
         return self.module_factory.get_or_build_module(case.sizes, self.dtype, self.training)
 
-    def convert_inputs_to_user_shapes(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors
-    ) -> NamedTensors:
+    def reshape_inputs_for_user_code(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> UserInputs:
         return {"x": self.convert_to_user_axes(inputs["x"], convention.settings["axis_order"], case)}
 
-    def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
+    def permute_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
         return self.convert_to_user_axes(result, convention.settings["axis_order"], case)
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
+    def run_user_code_and_restore_axes(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> OutputInReferenceAxes:
         module, axis_order = self.get_or_build_module(case), convention.settings["axis_order"]
-        x = self.convert_inputs_to_user_shapes(convention, case, inputs)["x"]
+        x = self.reshape_inputs_for_user_code(convention, case, inputs)["x"]
         values: dict[str, Any] = dict.fromkeys(("x", "q", "k", "v"), x) | {"heads": case.sizes["heads"]}
-        allowed = make_allowed_mask(case, inputs["x"].shape[1], inputs["x"].shape[1])
+        allowed = make_allowed_mask_if_masked(case, inputs["x"].shape[1], inputs["x"].shape[1])
         if allowed is None:
             return self.convert_from_user_axes(
                 select_matching_or_first_tensor(self.call_module_by_argument_roles(module, values), tuple(x.shape)),
@@ -188,11 +190,11 @@ class AttentionModuleChecker(PartChecker):
         return x[None] if axis_order == "single" else x
 
     def run_reference_variant(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
-    ) -> Tensor:
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs, variant_or_mistakes: ReferenceVariant
+    ) -> OutputInReferenceAxes:
         module, x = self.get_or_build_module(case), inputs["x"]
         x = x[:1] if convention.settings["axis_order"] == "single" else x
-        allowed = make_allowed_mask(case, x.shape[1], x.shape[1])
+        allowed = make_allowed_mask_if_masked(case, x.shape[1], x.shape[1])
         if variant_or_mistakes.get("causal"):
             causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
             allowed = causal if allowed is None else allowed & causal
@@ -240,13 +242,13 @@ class AttentionModuleChecker(PartChecker):
             return [SimulatedMistake("missing-output-projection", {"projected": False})]
         return []
 
-    def get_example_weights(self, case: Case) -> NamedTensors:
+    def get_user_weights_by_name(self, case: Case) -> NamedTensors:
         return dict(self.get_or_build_module(case).named_parameters())
 
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
         return list(self.get_or_build_module(case).parameters())
 
-    def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
+    def guess_mistake_ids_without_simulation(self, convention: CallConvention | None) -> list[str]:
         return guess_in_proj_indexing_mistake_ids(get_source_or_empty(type(self.sample_module)))
 
     def describe_symptoms(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
@@ -255,11 +257,13 @@ class AttentionModuleChecker(PartChecker):
         x = self.make_float64_inputs(case)["x"].to(self.dtype)
         order = torch.arange(x.shape[1]).flip(0)
         is_equivariant = torch.allclose(
-            self.run_user_code(convention, case, {"x": x[:, order]}), user_result[:, order], atol=1e-4
+            self.run_user_code_and_restore_axes(convention, case, {"x": x[:, order]}), user_result[:, order], atol=1e-4
         )
         requirement = "Permuting the tokens should permute the output in the same way, unless the attention is causal"
         lines.append(format_observation(is_equivariant, requirement, "does"))
-        alone = self.run_user_code(convention, case, {"x": torch.cat([x[:1], torch.zeros_like(x[1:])])})
+        alone = self.run_user_code_and_restore_axes(
+            convention, case, {"x": torch.cat([x[:1], torch.zeros_like(x[1:])])}
+        )
         is_independent = torch.allclose(alone[:1], user_result[:1], atol=1e-4)
         return [*lines, format_observation(is_independent, IMAGES_INDEPENDENT)]
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vitascope.coursework.checker.attention_modules import AttentionModuleChecker
 from vitascope.coursework.checker.feed_forward import (
     apply_feed_forward,
-    find_widening_and_narrowing_layer,
+    get_widening_and_narrowing_layer,
     list_activation_variants_marking_rare,
 )
 from vitascope.coursework.checker.layers import (
@@ -30,9 +30,10 @@ from vitascope.coursework.checker.part_checker import (
     CorrectVariant,
     MaskKind,
     MaskPolarity,
-    NamedTensors,
+    OutputInReferenceAxes,
+    ReferenceInputs,
     choose_mask_kind_if_required,
-    make_allowed_mask,
+    make_allowed_mask_if_masked,
 )
 from vitascope.coursework.checker.recognition import UserCode, guess_argument_roles, split_identifier_into_words
 from vitascope.coursework.checker.reference import (
@@ -89,7 +90,7 @@ def _collect_attention_and_mlp_weights(
     linear_layers = find_linear_layers_and_matrices(module)
     attention_layers = select_attention_layers(linear_layers, width)
     others = [layer for layer in linear_layers if all(layer is not other for other in attention_layers)]
-    mlp_layers = find_widening_and_narrowing_layer(others, width)
+    mlp_layers = get_widening_and_narrowing_layer(others, width)
     return BlockWeights(assign_weights_by_variant(attention_layers, variant_or_mistakes, num_heads), *mlp_layers)
 
 
@@ -101,16 +102,16 @@ def run_reference_block_variant(
     if variant_or_mistakes.get("causal"):
         allowed_mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
 
-    def attention(y: Tensor) -> Tensor:
+    def apply_attention(y: Tensor) -> Tensor:
         return run_reference_multi_head_attention_variant(
             QueryKeyValue(y, y, y), weights.attention, num_heads, allowed_mask, variant_or_mistakes
         )
 
-    def mlp(y: Tensor) -> Tensor:
+    def apply_mlp(y: Tensor) -> Tensor:
         return apply_feed_forward(y, weights.mlp_first, weights.mlp_second, variant_or_mistakes["activation"])
 
     norms = get_block_norms(module, variant_or_mistakes.get("norms_swapped", False))
-    for number, layer in (("1", attention), ("2", mlp)):
+    for number, layer in (("1", apply_attention), ("2", apply_mlp)):
         norm = norms[int(number) - 1] if number in variant_or_mistakes.get("normed", "12") else None
         x = _apply_norm_layer_and_residual(
             x, layer, norm, number in variant_or_mistakes.get("added", "12"), variant_or_mistakes
@@ -220,10 +221,10 @@ class TransformerBlockChecker(AttentionModuleChecker):
         return self.module_factory.fixed_sizes.get("width", 12)
 
     def run_reference_variant(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
-    ) -> Tensor:
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs, variant_or_mistakes: ReferenceVariant
+    ) -> OutputInReferenceAxes:
         x = inputs["x"]
-        allowed = make_allowed_mask(case, x.shape[1], x.shape[1])
+        allowed = make_allowed_mask_if_masked(case, x.shape[1], x.shape[1])
         return run_reference_block_variant(
             x, self.get_or_build_module(case), case.sizes["heads"], allowed, variant_or_mistakes
         )

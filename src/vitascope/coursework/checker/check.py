@@ -103,7 +103,7 @@ def collect_own_functions_and_modules(module: ModuleType) -> Definitions:
     return definitions
 
 
-def split_recognized_definitions(module: ModuleType) -> RecognizedParts:
+def recognize_definitions(module: ModuleType) -> RecognizedParts:
     """Recognise the part of every function and class of a file."""
     definitions = collect_own_functions_and_modules(module)
     recognized = {name: user_code for name, user_code in definitions.items() if recognize_part(name, user_code)}
@@ -174,14 +174,14 @@ def _make_unfilled_report(name: str, part: str, line_number: int) -> CheckReport
     )
 
 
-def select_objects_and_omitted_names(module: ModuleType, name: str | None, part: str | None) -> RecognizedParts:
+def select_objects_to_check(module: ModuleType, name: str | None, part: str | None) -> RecognizedParts:
     """Select what to check in a file. With `part`, names are unrecognised only if nothing can be checked."""
     if name is not None:
         if not hasattr(module, name):
             names = ", ".join(collect_own_functions_and_modules(module)) or "no function or class"
             raise UserError(f"It does not define {name}. It defines: {names}.")
         return RecognizedParts({name: getattr(module, name)}, [])
-    recognized, others = split_recognized_definitions(module)
+    recognized, others = recognize_definitions(module)
     if part is not None:
         fitting = {name: user_code for name, user_code in recognized.items() if recognize_part(name, user_code) == part}
         definitions = collect_own_functions_and_modules(module)
@@ -194,11 +194,11 @@ def check_parts_yielding_progress_and_reports(
     module: ModuleType, name: str | None, part: str | None
 ) -> Iterator[CheckProgress]:
     """Yield the names that were not recognised, then for every part its name and its report."""
-    selected, others = select_objects_and_omitted_names(module, name, part)
+    selected, others = select_objects_to_check(module, name, part)
     yield UnrecognizedNames(others)
     if not selected:
         raise UserError(f"{NOTHING_RECOGNIZED} It defines: {', '.join(others)}." if others else NOTHING_RECOGNIZED)
-    recognized = split_recognized_definitions(module).recognized
+    recognized = recognize_definitions(module).recognized
     masks = (name for name, user_code in recognized.items() if recognize_part(name, user_code) == "causal-mask")
     yield CheckStarted(next(masks, "Loading the file"))
     mask_polarity = detect_causal_mask_polarity(recognized)

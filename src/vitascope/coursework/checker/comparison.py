@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitascope.coursework.checker.part_checker import CallConvention, Case, NamedTensors, NoDropoutMode, PartChecker
+from vitascope.coursework.checker.part_checker import (
+    CallConvention,
+    Case,
+    NoDropoutMode,
+    PartChecker,
+    ReferenceInputs,
+)
 from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
 from vitascope.coursework.checker.report import CheckRow
 from vitascope.errors import shorten_error_message
@@ -42,11 +48,11 @@ class CachedRunner:
 
     checker: PartChecker
     user_results: dict[CacheKey, TensorOrError] = field(default_factory=dict)
-    inputs_by_case: dict[str, NamedTensors] = field(default_factory=dict)
+    inputs_by_case: dict[str, ReferenceInputs] = field(default_factory=dict)
     agreement_cache: dict[CacheKey, bool] = field(default_factory=dict)
     dropout_mode: NoDropoutMode = field(default_factory=NoDropoutMode)
 
-    def get_or_make_inputs(self, case: Case) -> NamedTensors:
+    def get_or_make_inputs(self, case: Case) -> ReferenceInputs:
         if case.name not in self.inputs_by_case:
             self.inputs_by_case[case.name] = {
                 k: v.to(self.checker.dtype) for k, v in self.checker.make_float64_inputs(case).items()
@@ -54,7 +60,7 @@ class CachedRunner:
         return self.inputs_by_case[case.name]
 
     def get_or_run_user_code(self, convention: CallConvention, case: Case) -> TensorOrError:
-        key = (select_settings_relevant_to_case(convention, case), case.name)
+        key = (make_relevant_settings_key(convention, case), case.name)
         if key not in self.user_results:
             self.user_results[key] = try_user_code(
                 self.checker, convention, case, self.get_or_make_inputs(case), self.dropout_mode
@@ -73,7 +79,7 @@ class CachedRunner:
             return error
 
 
-def select_settings_relevant_to_case(convention: CallConvention, case: Case) -> SettingsKey:
+def make_relevant_settings_key(convention: CallConvention, case: Case) -> SettingsKey:
     """Return the settings that matter in a case: without a mask, the mask format does not."""
     return tuple(
         (name, value)
@@ -86,7 +92,7 @@ def try_user_code(
     checker: PartChecker,
     convention: CallConvention,
     case: Case,
-    inputs: NamedTensors,
+    inputs: ReferenceInputs,
     dropout_mode: NoDropoutMode | None,
 ) -> TensorOrError:
     """Run the user's code on copies of the inputs; return the result or the exception."""
@@ -95,9 +101,9 @@ def try_user_code(
             warnings.simplefilter("ignore")
             copies = {name: tensor.clone() for name, tensor in inputs.items()}
             if dropout_mode is None:
-                return checker.run_user_code(convention, case, copies)
+                return checker.run_user_code_and_restore_axes(convention, case, copies)
             with dropout_mode:
-                return checker.run_user_code(convention, case, copies)
+                return checker.run_user_code_and_restore_axes(convention, case, copies)
     except (Exception, SystemExit) as error:
         return error if isinstance(error, Exception) else RuntimeError(f"the code exited the program: {error!r}")
 
@@ -219,7 +225,7 @@ def _check_gradient(checker: PartChecker, mistake_free: Diagnosis, is_forward_co
     with warnings.catch_warnings(), NoDropoutMode(), torch.enable_grad():
         warnings.simplefilter("ignore")
         outputs = [
-            checker.run_user_code(mistake_free.convention, case, leaves),
+            checker.run_user_code_and_restore_axes(mistake_free.convention, case, leaves),
             checker.run_reference_variant(mistake_free.convention, case, leaves, mistake_free.variant_options),
         ]
         sums = [(out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum() for out in outputs]

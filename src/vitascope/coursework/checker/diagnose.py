@@ -16,12 +16,12 @@ from vitascope.coursework.checker.comparison import (
     Diagnosis,
     check_cases_float32_gradient_and_modes,
     has_random_output,
+    make_relevant_settings_key,
     results_match_or_both_fail,
-    select_settings_relevant_to_case,
 )
 from vitascope.coursework.checker.failing_example import (
     find_and_format_smallest_failure,
-    find_first_required_case_difference,
+    find_first_difference,
 )
 from vitascope.coursework.checker.part_checker import CallConvention, Case, NoDropoutMode, PartChecker
 from vitascope.coursework.checker.recognition import get_source_or_empty
@@ -54,28 +54,28 @@ def check_and_diagnose_part(checker: PartChecker) -> CheckReport:
     """Check one part and return its report."""
     runner, conventions = find_working_conventions_and_set_dtype(checker)
     if not conventions:
-        return make_code_error_report(checker, runner)
+        return make_report_of_always_failing_code(checker, runner)
     cases = [case for case in checker.list_cases() if case.required]
     is_random = has_random_output(checker, conventions[0], cases[0])
-    diagnosis = search_simplest_diagnosis(runner, conventions, cases)
+    diagnosis = find_simplest_diagnosis(runner, conventions, cases)
     report = CheckReport(checker.part, checker.name, passed=False)
     if is_random:
         report.mistakes.append("dropout-in-eval")
     if diagnosis is None and not (is_random and has_random_output(checker, conventions[0], cases[0], NoDropoutMode())):
-        report.mistakes += checker.guess_mistake_ids(conventions[0]) or ["unknown"]
+        report.mistakes += checker.guess_mistake_ids_without_simulation(conventions[0]) or ["unknown"]
     if diagnosis is not None:
         report.mistakes += [
             mistake.mistake_id for mistake in diagnosis.simulated_mistakes if mistake.mistake_id not in report.mistakes
         ]
     run_checks_and_fill_report(
-        report, runner, diagnosis, _copy_without_mistakes_or_make_default(checker, diagnosis, conventions[0])
+        report, runner, diagnosis, _make_mistake_free_diagnosis(checker, diagnosis, conventions[0])
     )
     if report.passed and runner.dropout_mode.called_fused_attention and "attention" in checker.part:
         report.notes.append("The code calls PyTorch's fused attention. Sheet E requires you to write out the steps.")
     return report
 
 
-def _copy_without_mistakes_or_make_default(
+def _make_mistake_free_diagnosis(
     checker: PartChecker, diagnosis: Diagnosis | None, default_convention: CallConvention
 ) -> Diagnosis:
     """Return the diagnosis without its mistakes: what the user's code should compute."""
@@ -125,7 +125,7 @@ def run_checks_and_fill_report(
         report.table.insert(0, CheckRow("layers", False, " ".join(MISTAKES[name].description for name in missing_ids)))
         report.first_difference = FirstDifference(check="layers", index=None, expected=layer, got="none")
     else:
-        report.first_difference = find_first_required_case_difference(runner, mistake_free)
+        report.first_difference = find_first_difference(runner, mistake_free)
         report.example = find_and_format_smallest_failure(runner, mistake_free, diagnosis)
     first = next(case for case in checker.list_cases() if case.required)
     user_result, reference_result = (
@@ -173,7 +173,7 @@ def _first_result_has_expected_shape(runner: CachedRunner, convention: CallConve
     return False
 
 
-def search_simplest_diagnosis(
+def find_simplest_diagnosis(
     runner: CachedRunner, conventions: list[CallConvention], cases: list[Case]
 ) -> Diagnosis | None:
     """Find the smallest set of mistakes that reproduces the user's results in every case, or None."""
@@ -233,7 +233,7 @@ def diagnosis_reproduces_user_results(runner: CachedRunner, diagnosis: Diagnosis
         user_result = runner.get_or_run_user_code(diagnosis.convention, case)
         unmasked = case.mask_kind is None and not options.get("causal")  # without a mask, mask mistakes have no effect
         relevant_options = frozenset((k, v) for k, v in options.items() if not (unmasked and k in MASK_OPTION_NAMES))
-        key = (select_settings_relevant_to_case(diagnosis.convention, case), case.name, relevant_options)
+        key = (make_relevant_settings_key(diagnosis.convention, case), case.name, relevant_options)
         if key not in runner.agreement_cache:
             runner.agreement_cache[key] = results_match_or_both_fail(
                 user_result, runner.try_reference_variant(diagnosis.convention, case, options), tolerance
@@ -244,12 +244,12 @@ def diagnosis_reproduces_user_results(runner: CachedRunner, diagnosis: Diagnosis
     return compared
 
 
-def make_code_error_report(checker: PartChecker, runner: CachedRunner) -> CheckReport:
+def make_report_of_always_failing_code(checker: PartChecker, runner: CachedRunner) -> CheckReport:
     """Report code that raised an error for every input."""
     case = next(case for case in checker.list_cases() if case.required)
     errors = [result for result in runner.user_results.values() if isinstance(result, Exception)]
     error_text = f"{type(errors[0]).__name__}: {shorten_error_message(errors[0], 200)}" if errors else "nothing"
-    mistake_ids = checker.guess_mistake_ids(None) or ["unknown"]
+    mistake_ids = checker.guess_mistake_ids_without_simulation(None) or ["unknown"]
     returned_none = "it returned NoneType" in error_text
     explanation = (
         "It returned None. Is a `return` statement missing?"

@@ -13,13 +13,14 @@ from vitascope.coursework.checker.part_checker import (
     Case,
     MaskKind,
     MaskPolarity,
-    NamedTensors,
     OutputInReferenceAxes,
     PartChecker,
+    ReferenceInputs,
+    UserInputs,
     choose_mask_kind_if_required,
     draw_seeded_inputs_for_case,
     format_observation,
-    make_allowed_mask,
+    make_allowed_mask_if_masked,
 )
 from vitascope.coursework.checker.recognition import (
     ArgumentRoles,
@@ -124,7 +125,7 @@ class DotProductChecker(PartChecker):
             else None
         )
 
-    def make_float64_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> ReferenceInputs:
         s = case.sizes
         batch, heads = s["batch"], s["heads"]
         shapes = {
@@ -153,28 +154,33 @@ class DotProductChecker(PartChecker):
         )
         return CallConvention(assumptions, {"axis_order": axis_order, "mask_format": mask_format})
 
-    def convert_inputs_to_user_shapes(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors
-    ) -> NamedTensors:
+    def reshape_inputs_for_user_code(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> UserInputs:
         axis_order = convention.settings["axis_order"]
         return {
-            name: swap_reference_and_user_axes(self._drop_missing_axes(axis_order, tensor), axis_order)
+            name: swap_reference_and_user_axes(self._drop_axes_without_batch_or_heads(axis_order, tensor), axis_order)
             for name, tensor in inputs.items()
         }
 
-    def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
+    def permute_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
         return swap_reference_and_user_axes(result, convention.settings["axis_order"])
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
+    def run_user_code_and_restore_axes(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> OutputInReferenceAxes:
         axis_order, user_inputs = (
             convention.settings["axis_order"],
-            self.convert_inputs_to_user_shapes(convention, case, inputs),
+            self.reshape_inputs_for_user_code(convention, case, inputs),
         )
         extra = {"dropout": 0.0, "training": False, "dk": case.sizes["width"], "width": case.sizes["width"]}
-        allowed = make_allowed_mask(case, case.sizes["queries"], case.sizes["keys"])
+        allowed = make_allowed_mask_if_masked(case, case.sizes["queries"], case.sizes["keys"])
         if isinstance(self.user_code, nn.Module):
             self.user_code.train(self.training)
-        expected_shape = (*self._drop_missing_axes(axis_order, inputs["q"]).shape[:-1], case.sizes["value"])
+        expected_shape = (
+            *self._drop_axes_without_batch_or_heads(axis_order, inputs["q"]).shape[:-1],
+            case.sizes["value"],
+        )
         if allowed is None or self.is_causal:
             return swap_reference_and_user_axes(
                 select_matching_or_first_tensor(self._call_user_code(user_inputs | extra), expected_shape), axis_order
@@ -200,18 +206,18 @@ class DotProductChecker(PartChecker):
         named = {a: values_by_role[r] for a, r in self.argument_roles.items() if r in values_by_role}
         return function(**named)
 
-    def _drop_missing_axes(self, axis_order: str, tensor: Tensor) -> Tensor:
+    def _drop_axes_without_batch_or_heads(self, axis_order: str, tensor: Tensor) -> Tensor:
         """Drop the head axis, and the batch axis, where the user's code does not have them."""
         tensor = tensor if axis_order.startswith("heads") else tensor[:, 0]
         return tensor[0] if axis_order.startswith("flat") else tensor
 
     def run_reference_variant(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
-    ) -> Tensor:
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs, variant_or_mistakes: ReferenceVariant
+    ) -> OutputInReferenceAxes:
         axis_order = convention.settings["axis_order"]
-        q, k, v = (self._drop_missing_axes(axis_order, inputs[name]) for name in "qkv")
+        q, k, v = (self._drop_axes_without_batch_or_heads(axis_order, inputs[name]) for name in "qkv")
         return attend_with_simulated_mistakes(
-            q, k, v, make_allowed_mask(case, case.sizes["queries"], case.sizes["keys"]), variant_or_mistakes
+            q, k, v, make_allowed_mask_if_masked(case, case.sizes["queries"], case.sizes["keys"]), variant_or_mistakes
         )
 
     def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
@@ -274,10 +280,10 @@ def describe_attention_mistake_symptoms(
     case = next(case for case in checker.list_cases() if case.required)
     inputs = {name: tensor.to(checker.dtype) for name, tensor in checker.make_float64_inputs(case).items()}
     if "v" in inputs:
-        ones = checker.run_user_code(convention, case, inputs | {"v": torch.ones_like(inputs["v"])})
+        ones = checker.run_user_code_and_restore_axes(convention, case, inputs | {"v": torch.ones_like(inputs["v"])})
         sum_to_one = torch.allclose(ones, torch.ones_like(ones), atol=1e-4)
         lines.append(format_observation(sum_to_one, "Rows of the attention map should sum to 1", "do"))
-        doubled = checker.run_user_code(convention, case, inputs | {"v": 2 * inputs["v"]})
+        doubled = checker.run_user_code_and_restore_axes(convention, case, inputs | {"v": 2 * inputs["v"]})
         is_linear = torch.allclose(doubled, 2 * user_result)
         lines.append(format_observation(is_linear, "Doubling the values should double the output", "does"))
     return lines

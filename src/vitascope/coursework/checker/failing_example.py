@@ -14,14 +14,14 @@ from vitascope.coursework.checker.comparison import (
     results_match_or_both_fail,
 )
 from vitascope.coursework.checker.masks import MASK_FORMATS
-from vitascope.coursework.checker.part_checker import Case, make_allowed_mask
+from vitascope.coursework.checker.part_checker import Case, make_allowed_mask_if_masked
 from vitascope.coursework.checker.report import FirstDifference
 from vitascope.errors import shorten_error_message
 
 MAX_SHOWN_VALUES = 24  # number of tensor values that are shown
 
 
-def find_first_required_case_difference(runner: CachedRunner, mistake_free: Diagnosis) -> FirstDifference | None:
+def find_first_difference(runner: CachedRunner, mistake_free: Diagnosis) -> FirstDifference | None:
     """Return the first difference in the first required case that fails, or None."""
     for case in runner.checker.list_cases():
         difference = find_first_difference_in_case(runner, mistake_free, case) if case.required else None
@@ -44,7 +44,7 @@ def find_first_difference_in_case(runner: CachedRunner, mistake_free: Diagnosis,
         expected, got = f"shape {list(reference_result.shape)}", f"shape {list(user_result.shape)}"
         return {**difference, "expected": expected, "got": got}
     user_result, reference_result = (
-        runner.checker.convert_output_to_user_axes(mistake_free.convention, case, result.double())
+        runner.checker.permute_output_to_user_axes(mistake_free.convention, case, result.double())
         for result in (user_result, reference_result)
     )
     wrong = ~torch.isclose(
@@ -83,13 +83,13 @@ def find_and_format_smallest_failure(
             and user_result.shape == reference_result.shape
         ):
             user_result, reference_result = (
-                checker.convert_output_to_user_axes(convention, case, result)
+                checker.permute_output_to_user_axes(convention, case, result)
                 for result in (user_result, reference_result)
             )
-        user_inputs = checker.convert_inputs_to_user_shapes(convention, case, runner.get_or_make_inputs(case))
+        user_inputs = checker.reshape_inputs_for_user_code(convention, case, runner.get_or_make_inputs(case))
         lines = [case.name, *(f"{name} = {format_shortened_tensor(tensor)}" for name, tensor in user_inputs.items())]
         lines += _format_mask_and_attention_weights(runner, mistake_free, case)
-        weights = checker.get_example_weights(case)
+        weights = checker.get_user_weights_by_name(case)
         if sum(weight.numel() for weight in weights.values()) <= 2 * MAX_SHOWN_VALUES:
             lines += [f"{name} = {format_shortened_tensor(weight)}" for name, weight in weights.items()]
         got = (
@@ -110,7 +110,10 @@ def _format_mask_and_attention_weights(runner: CachedRunner, mistake_free: Diagn
     convention, inputs = mistake_free.convention, runner.get_or_make_inputs(case)
     tokens = inputs["x"].shape[1] if "x" in inputs else case.sizes.get("columns", 0)
     num_queries, num_keys = (case.sizes.get(name, tokens) for name in ("queries", "keys"))
-    allowed, mask_format = make_allowed_mask(case, num_queries, num_keys), convention.settings.get("mask_format")
+    allowed, mask_format = (
+        make_allowed_mask_if_masked(case, num_queries, num_keys),
+        convention.settings.get("mask_format"),
+    )
     if allowed is None or mask_format is None:
         return []
     lines = [f"mask = {format_shortened_tensor(MASK_FORMATS[mask_format].convert(allowed, torch.float64))}"]
@@ -120,7 +123,7 @@ def _format_mask_and_attention_weights(runner: CachedRunner, mistake_free: Diagn
     inputs = inputs | {"v": identity}
     with suppress(Exception):  # the user's code may accept only values of the queries' width
         expected = runner.checker.run_reference_variant(convention, case, inputs, mistake_free.variant_options)
-        got = runner.checker.run_user_code(convention, case, inputs)
+        got = runner.checker.run_user_code_and_restore_axes(convention, case, inputs)
         lines.append(f"weights expected {format_shortened_tensor(expected)}")
         lines.append(f"weights got      {format_shortened_tensor(got)}")
     return lines

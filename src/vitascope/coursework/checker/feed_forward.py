@@ -21,6 +21,8 @@ from vitascope.coursework.checker.part_checker import (
     NamedTensors,
     OutputInReferenceAxes,
     PartChecker,
+    ReferenceInputs,
+    UserInputs,
     draw_seeded_inputs_for_case,
     format_observation,
 )
@@ -112,21 +114,19 @@ class FeedForwardChecker(PartChecker):
             Case("other sizes", {"batch": 3, "tokens": 7, "width": 5, "hidden": 9}),
             Case("one token", {"batch": 2, "tokens": 1, "width": 6, "hidden": 10}),
         ]
-        return self._adapt_cases_to_fixed_sizes(cases)
+        return self._resize_cases_if_possible(cases)
 
     def list_tiny_example_cases(self) -> list[Case]:
         sizes = [(1, 1), (1, 2), (2, 3)]
         cases = [Case(f"width {d}, hidden width {h}", _make_tiny_sizes(d, h), tiny=True) for d, h in sizes]
-        return self._adapt_cases_to_fixed_sizes(cases)
+        return self._resize_cases_if_possible(cases)
 
-    def _adapt_cases_to_fixed_sizes(self, cases: list[Case]) -> list[Case]:
+    def _resize_cases_if_possible(self, cases: list[Case]) -> list[Case]:
         if not self.is_module:
             return cases
-        return [
-            adapted for case in cases if (adapted := self.module_factory.adapt_case_to_fixed_sizes(case)) is not None
-        ]
+        return [adapted for case in cases if (adapted := self.module_factory.resize_case_if_possible(case)) is not None]
 
-    def make_float64_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> ReferenceInputs:
         s = case.sizes
         shapes: dict[str, tuple[int, ...]] = {"x": (s["batch"], s["tokens"], s["width"])}
         if not self.is_module:
@@ -148,17 +148,19 @@ class FeedForwardChecker(PartChecker):
     def get_or_build_module(self, case: Case) -> nn.Module:
         return self.module_factory.get_or_build_module(case.sizes, self.dtype, self.training)
 
-    def convert_inputs_to_user_shapes(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors
-    ) -> NamedTensors:
+    def reshape_inputs_for_user_code(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> UserInputs:
         return {name: x.T if convention.settings["transposed"] and name[0] == "w" else x for name, x in inputs.items()}
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
+    def run_user_code_and_restore_axes(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> OutputInReferenceAxes:
         if self.is_module:
             return select_matching_or_first_tensor(
                 self.get_or_build_module(case)(inputs["x"]), tuple(inputs["x"].shape)
             )
-        values = self.convert_inputs_to_user_shapes(convention, case, inputs) | {
+        values = self.reshape_inputs_for_user_code(convention, case, inputs) | {
             "dropout": 0.0,
             "training": self.training,
         }
@@ -167,8 +169,8 @@ class FeedForwardChecker(PartChecker):
         )
 
     def run_reference_variant(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
-    ) -> Tensor:
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs, variant_or_mistakes: ReferenceVariant
+    ) -> OutputInReferenceAxes:
         x = inputs["x"]
         if not self.is_module:
             layers = [LinearLayer(str(n), inputs[f"w{n}"], inputs.get(f"b{n}")) for n in (1, 2)]
@@ -176,7 +178,7 @@ class FeedForwardChecker(PartChecker):
                 x, layers[0], layers[1], variant_or_mistakes["activation"], variant_or_mistakes.get("untransposed", "")
             )
         module = self.get_or_build_module(case)
-        first, second = find_widening_and_narrowing_layer(find_linear_layers_and_matrices(module), x.shape[-1])
+        first, second = get_widening_and_narrowing_layer(find_linear_layers_and_matrices(module), x.shape[-1])
         inner = x
         if variant_or_mistakes.get("norm_inside"):
             inner = F.layer_norm(x, x.shape[-1:], *get_norm_weight_bias_eps(find_norms(module)[0].norm))
@@ -208,7 +210,7 @@ class FeedForwardChecker(PartChecker):
     def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         return [SimulatedMistake("weight-not-transposed", {"untransposed": layers}) for layers in ("12", "1", "2")]
 
-    def get_example_weights(self, case: Case) -> NamedTensors:
+    def get_user_weights_by_name(self, case: Case) -> NamedTensors:
         return dict(self.get_or_build_module(case).named_parameters()) if self.is_module else {}
 
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
@@ -217,7 +219,7 @@ class FeedForwardChecker(PartChecker):
     def describe_symptoms(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         case = self.list_cases()[0]
         inputs = {name: tensor.to(self.dtype) for name, tensor in self.make_float64_inputs(case).items()}
-        first_token = self.run_user_code(convention, case, inputs | {"x": inputs["x"][:, :1]})
+        first_token = self.run_user_code_and_restore_axes(convention, case, inputs | {"x": inputs["x"][:, :1]})
         is_independent = first_token.shape == user_result[:, :1].shape and torch.allclose(
             first_token, user_result[:, :1], atol=1e-4
         )
@@ -235,7 +237,7 @@ class MlpLayers(NamedTuple):
     second: LinearLayer
 
 
-def find_widening_and_narrowing_layer(linear_layers: list[LinearLayer], width: int) -> MlpLayers:
+def get_widening_and_narrowing_layer(linear_layers: list[LinearLayer], width: int) -> MlpLayers:
     """Return the layer that increases the width and the layer that reduces it."""
     wide = [layer for layer in linear_layers if layer.shape[1] == width and layer.shape[0] != width]
     narrow = [layer for layer in linear_layers if layer.shape[0] == width and layer.shape[1] != width]

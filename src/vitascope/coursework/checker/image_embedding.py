@@ -13,9 +13,10 @@ from vitascope.coursework.checker.part_checker import (
     CallConvention,
     Case,
     MaskPolarity,
-    NamedTensors,
     OutputInReferenceAxes,
     PartChecker,
+    ReferenceInputs,
+    UserInputs,
     draw_seeded_inputs_for_case,
 )
 from vitascope.coursework.checker.recognition import (
@@ -153,7 +154,7 @@ class ClassTokenChecker(PartChecker):
     def list_tiny_example_cases(self) -> list[Case]:
         return [] if self.is_module else [Case("two patches", {"batch": 1, "tokens": 2, "width": 1}, tiny=True)]
 
-    def make_float64_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> ReferenceInputs:
         s = case.sizes
         shapes: dict[str, tuple[int, ...]] = {"x": (s["batch"], s["tokens"], s["width"])}
         if not self.is_module:
@@ -171,14 +172,16 @@ class ClassTokenChecker(PartChecker):
             for name, shape in CLASS_TOKEN_SHAPES.items()
         ]
 
-    def convert_inputs_to_user_shapes(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors
-    ) -> NamedTensors:
+    def reshape_inputs_for_user_code(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> UserInputs:
         if self.is_module:
             return inputs
         return inputs | {"token": inputs["token"].reshape(*convention.settings["shape"], case.sizes["width"])}
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
+    def run_user_code_and_restore_axes(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> OutputInReferenceAxes:
         s = case.sizes
         expected_shape = (s["batch"], s["tokens"] + 1, s["width"])
         if self.is_module:
@@ -187,14 +190,14 @@ class ClassTokenChecker(PartChecker):
             )
         return select_matching_or_first_tensor(
             call_by_roles(
-                self.user_code, self.convert_inputs_to_user_shapes(convention, case, inputs), self.argument_roles
+                self.user_code, self.reshape_inputs_for_user_code(convention, case, inputs), self.argument_roles
             ),
             expected_shape,
         )
 
     def run_reference_variant(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
-    ) -> Tensor:
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs, variant_or_mistakes: ReferenceVariant
+    ) -> OutputInReferenceAxes:
         token, table = inputs.get("token"), inputs.get("positions")
         if self.is_module:
             token, table = find_class_token_and_positions(

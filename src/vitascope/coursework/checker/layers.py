@@ -29,7 +29,7 @@ from vitascope.coursework.checker.weights import (
     assign_qkvo_weights,
     find_linear_layers_and_matrices,
     find_norms,
-    is_packed,
+    is_packed_qkv_layer,
     iterate_qkv_assignments,
     list_possible_row_orders,
 )
@@ -71,7 +71,7 @@ def list_attention_mistakes(
     module: nn.Module, linear_layers: list[LinearLayer], *, has_mask: bool
 ) -> list[SimulatedMistake]:
     """List all mistakes of a multi-head attention with these weights."""
-    packed = next((layer for layer in linear_layers if is_packed(layer)), None)
+    packed = next((layer for layer in linear_layers if is_packed_qkv_layer(layer)), None)
     rows = [] if packed is None else list_row_order_mistakes(list_possible_row_orders(packed.name))
     masks = [*MASK_MISTAKES, *MASK_FILL_MISTAKES] if has_mask or source_mentions_causal_mask(module) else []
     return [*SCALE_MISTAKES, *ATTENTION_MAP_MISTAKES, *HEAD_MISTAKES, *rows, *masks]
@@ -103,7 +103,7 @@ def assign_weights_by_variant(
 
 def select_attention_layers(linear_layers: list[LinearLayer], width: int) -> list[LinearLayer]:
     """Select a block's attention layers, by name or by shape; the other layers belong to the MLP."""
-    packed = [layer for layer in linear_layers if is_packed(layer)]
+    packed = [layer for layer in linear_layers if is_packed_qkv_layer(layer)]
     named = [layer for layer in linear_layers if _is_attention_or_qkv_layer_name(layer.name)]
     if named:
         others = [layer for layer in linear_layers if all(layer is not other for other in named)]

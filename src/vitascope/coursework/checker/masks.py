@@ -12,16 +12,16 @@ from vitascope.coursework.checker.part_checker import (
     Case,
     CorrectVariant,
     MaskPolarity,
-    NamedTensors,
     OutputInReferenceAxes,
     PartChecker,
+    ReferenceInputs,
 )
 from vitascope.coursework.checker.recognition import (
     UserCode,
+    find_mask_polarity,
     get_docs_and_comments,
     get_source_or_empty,
     normalize_identifier,
-    parse_mask_polarity,
 )
 from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
 
@@ -87,7 +87,7 @@ def list_plausible_mask_formats(
         if name in ALLOWED_MASK_NAMES
         else "blocked"
         if name in BLOCKED_MASK_NAMES
-        else parse_mask_polarity(documentation) or causal_mask_polarity
+        else find_mask_polarity(documentation) or causal_mask_polarity
     )
     polarity = "allowed" if polarity is None and name in NEUTRAL_MASK_NAMES else polarity
     wrong = {"allowed": ("blocked", "zeros"), "blocked": ("allowed", "ones"), None: ()}[polarity]
@@ -120,7 +120,7 @@ class CausalMaskChecker(PartChecker):
     def __init__(self, name: str, user_code: UserCode, mask_polarity: MaskPolarity | None = None) -> None:
         self.name = name
         self.user_code = user_code() if isinstance(user_code, type) and issubclass(user_code, nn.Module) else user_code
-        self.documented_polarity = parse_mask_polarity(get_docs_and_comments(user_code))
+        self.documented_polarity = find_mask_polarity(get_docs_and_comments(user_code))
 
     def get_reference_name(self) -> str:
         return "torch.tril"
@@ -132,13 +132,15 @@ class CausalMaskChecker(PartChecker):
     def list_tiny_example_cases(self) -> list[Case]:
         return [Case("two tokens", {"tokens": 2}, "causal", tiny=True)]
 
-    def make_float64_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> ReferenceInputs:
         return {}
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         return [[CallConvention((), {"argument": "num_tokens"})], [CallConvention((), {"argument": "tokens"})]]
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
+    def run_user_code_and_restore_axes(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> OutputInReferenceAxes:
         n = case.sizes["tokens"]
         argument = n if convention.settings["argument"] == "num_tokens" else torch.zeros(2, n, 4)
         out = self.user_code(argument)
@@ -148,8 +150,8 @@ class CausalMaskChecker(PartChecker):
         return out.double()
 
     def run_reference_variant(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
-    ) -> Tensor:
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs, variant_or_mistakes: ReferenceVariant
+    ) -> OutputInReferenceAxes:
         n = case.sizes["tokens"]
         allowed = torch.ones(n, n, dtype=torch.bool).tril()
         if variant_or_mistakes.get("mask_change"):
@@ -178,7 +180,7 @@ class CausalMaskChecker(PartChecker):
 
     def _run_user_code_and_list_mask_values(self, convention: CallConvention) -> list[float]:
         try:
-            return self.run_user_code(convention, self.list_cases()[0], {}).flatten().unique().tolist()
+            return self.run_user_code_and_restore_axes(convention, self.list_cases()[0], {}).flatten().unique().tolist()
         except Exception:
             return []
 
@@ -204,7 +206,7 @@ class CausalMaskChecker(PartChecker):
         """Return the meaning of True in the user's mask, or None if it is unknown."""
         for convention in (group[0] for group in self.list_convention_groups()):
             try:
-                out = self.run_user_code(convention, self.list_cases()[0], {})
+                out = self.run_user_code_and_restore_axes(convention, self.list_cases()[0], {})
             except Exception:
                 continue
             triangle = torch.ones_like(out).tril()

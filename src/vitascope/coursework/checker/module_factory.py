@@ -178,7 +178,7 @@ class ModuleFactory:
             self.module_cache[key] = module.to(dtype=dtype)
         return self.module_cache[key].train(training)
 
-    def adapt_case_to_fixed_sizes(self, case: Case) -> Case | None:
+    def resize_case_if_possible(self, case: Case) -> Case | None:
         """Return the case with the module's fixed sizes, or None if it does not fit or would be a duplicate."""
         sizes = dict(case.sizes) | {name: size for name, size in self.fixed_sizes.items() if name in case.sizes}
         if sizes == dict(case.sizes):

@@ -17,6 +17,8 @@ from vitascope.coursework.checker.recognition import ArgumentRoles
 from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
 
 NamedTensors = dict[str, Tensor]
+ReferenceInputs = dict[str, Tensor]  # by role, with the axes in the order of the reference
+UserInputs = dict[str, Tensor]  # by role, in the shapes that the user's code expects
 OutputInReferenceAxes = Tensor  # the axes are in the order of the reference
 MaskPolarity = Literal["allowed", "blocked"]  # the meaning of True in a boolean mask
 MaskKind = Literal["all", "random", "causal", "high_scores"]
@@ -89,7 +91,7 @@ class PartChecker(ABC):
         """Return the cases to compare, the most informative first."""
 
     @abstractmethod
-    def make_float64_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> ReferenceInputs:
         """Return the input tensors in float64, drawn with a seed that depends on the case."""
 
     @abstractmethod
@@ -97,22 +99,24 @@ class PartChecker(ABC):
         """List the possible conventions in groups; the first group that runs is used."""
 
     @abstractmethod
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
+    def run_user_code_and_restore_axes(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> OutputInReferenceAxes:
         """Return the user's result, with the axes in the reference's order."""
 
     @abstractmethod
     def run_reference_variant(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
-    ) -> Tensor:
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs, variant_or_mistakes: ReferenceVariant
+    ) -> OutputInReferenceAxes:
         """Return the result of the reference in this correct variant, or with these mistakes simulated."""
 
-    def convert_inputs_to_user_shapes(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors
-    ) -> NamedTensors:
+    def reshape_inputs_for_user_code(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> UserInputs:
         """Return the inputs in the shapes in which the user's code receives them."""
         return inputs
 
-    def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
+    def permute_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
         """Return a correctly shaped result, with its axes in the order of the user's code."""
         return result
 
@@ -132,7 +136,7 @@ class PartChecker(ABC):
         """Return the weights of the user's module, to compare their gradients."""
         return []
 
-    def get_example_weights(self, case: Case) -> NamedTensors:
+    def get_user_weights_by_name(self, case: Case) -> NamedTensors:
         """Return the weights of the user's module by name, for a small example."""
         return {}
 
@@ -144,7 +148,7 @@ class PartChecker(ABC):
         """Describe what was observed about an unknown mistake."""
         return []
 
-    def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
+    def guess_mistake_ids_without_simulation(self, convention: CallConvention | None) -> list[str]:
         """Guess mistakes from properties or source code if no simulated mistake reproduces the result."""
         return []
 
@@ -191,7 +195,7 @@ def seed_torch_rng_from_text_temporarily(seed_text: str) -> Iterator[None]:
         torch.set_rng_state(before)
 
 
-def draw_seeded_inputs_for_case(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> NamedTensors:
+def draw_seeded_inputs_for_case(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> ReferenceInputs:
     """Draw normally distributed values, or small integers if the case is tiny."""
     with seed_torch_rng_from_text_temporarily(f"{case.name} {sorted(case.sizes.items())}"):
         if case.tiny:
@@ -219,7 +223,7 @@ def choose_mask_kind_if_required(function: Callable[..., Any], argument_roles: A
     return "all" if is_required else None
 
 
-def make_allowed_mask(case: Case, num_queries: int, num_keys: int) -> Tensor | None:
+def make_allowed_mask_if_masked(case: Case, num_queries: int, num_keys: int) -> Tensor | None:
     """Return a mask that is True where a query may attend to a key.
 
     Each row has an allowed key and, with two or more keys, a blocked one."""

@@ -21,9 +21,10 @@ from vitascope.coursework.checker.part_checker import (
     Case,
     CorrectVariant,
     MaskPolarity,
-    NamedTensors,
     OutputInReferenceAxes,
     PartChecker,
+    ReferenceInputs,
+    UserInputs,
     draw_seeded_inputs_for_case,
 )
 from vitascope.coursework.checker.recognition import ArgumentRoles, UserCode, call_by_roles, normalize_identifier
@@ -108,7 +109,7 @@ class PatchifyChecker(PartChecker):
         ]
         return tiny if self.module_factory is None and self.list_cases()[0].name != "square images" else []
 
-    def make_float64_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> ReferenceInputs:
         s = case.sizes
         shape = (s["batch"], s["channels"], s["height"], s["width_"])
         if case.tiny:  # numbered pixels
@@ -118,16 +119,18 @@ class PatchifyChecker(PartChecker):
     def list_convention_groups(self) -> list[list[CallConvention]]:
         return [[CallConvention((text,), {"axis_order": axis_order})] for axis_order, text in AXIS_ORDERS.items()]
 
-    def convert_inputs_to_user_shapes(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors
-    ) -> NamedTensors:
+    def reshape_inputs_for_user_code(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> UserInputs:
         axis_order = convention.settings["axis_order"]
         x = inputs["x"][0] if axis_order.startswith("single") else inputs["x"]
         return {"x": x.movedim(-3, -1) if axis_order.endswith("last") else x}
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
+    def run_user_code_and_restore_axes(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> OutputInReferenceAxes:
         axis_order, s = convention.settings["axis_order"], case.sizes
-        x = self.convert_inputs_to_user_shapes(convention, case, inputs)["x"]
+        x = self.reshape_inputs_for_user_code(convention, case, inputs)["x"]
         count = s["height"] * s["width_"] // s["patch"] ** 2
         batch = 1 if axis_order.startswith("single") else s["batch"]
         if self.module_factory is not None:
@@ -145,8 +148,8 @@ class PatchifyChecker(PartChecker):
         return _flatten_or_keep_patches(out, batch, count, s["patch"])
 
     def run_reference_variant(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
-    ) -> Tensor:
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs, variant_or_mistakes: ReferenceVariant
+    ) -> OutputInReferenceAxes:
         x = inputs["x"][:1] if convention.settings["axis_order"].startswith("single") else inputs["x"]
         size = case.sizes["patch"]
         if not variant_or_mistakes.keys() - {"pixels"}:
@@ -178,7 +181,7 @@ class PatchifyChecker(PartChecker):
             else list(self.module_factory.get_or_build_module({}, self.dtype).parameters())
         )
 
-    def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
+    def guess_mistake_ids_without_simulation(self, convention: CallConvention | None) -> list[str]:
         """Use numbered pixels to test whether each patch is one square of the image."""
         if convention is None or self.module_factory is not None:
             return []
@@ -187,7 +190,7 @@ class PatchifyChecker(PartChecker):
         shape = tuple(case.sizes[name] for name in ("batch", "channels", "height", "width_"))
         numbered = torch.arange(shape[0] * shape[1] * side * side, dtype=self.dtype).view(shape)
         try:
-            out = self.run_user_code(convention, case, {"x": numbered})[0].long()
+            out = self.run_user_code_and_restore_axes(convention, case, {"x": numbered})[0].long()
         except (RuntimeError, IndexError):
             return []
         row, column = out % (side * side) // side // size, out % side // size

@@ -11,9 +11,9 @@ from vitascope.coursework.checker.part_checker import (
     Case,
     CorrectVariant,
     MaskPolarity,
-    NamedTensors,
     OutputInReferenceAxes,
     PartChecker,
+    ReferenceInputs,
 )
 from vitascope.coursework.checker.recognition import ArgumentRoles, UserCode, call_by_roles, normalize_identifier
 from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
@@ -115,7 +115,7 @@ class SinusoidalPositionsChecker(PartChecker):
     def list_tiny_example_cases(self) -> list[Case]:
         return [Case(_format_size(n, d), {"length": n, "width": d}, tiny=True) for n, d in ((1, 2), (2, 2), (2, 4))]
 
-    def make_float64_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> ReferenceInputs:
         return {}
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
@@ -124,7 +124,9 @@ class SinusoidalPositionsChecker(PartChecker):
         batch = CallConvention(("the tokens have shape batch × token × feature",), {"axis_order": "batch"})
         return [[batch, CallConvention(("the tokens have shape token × batch × feature",), {"axis_order": "token"})]]
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
+    def run_user_code_and_restore_axes(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> OutputInReferenceAxes:
         length, width = case.sizes["length"], case.sizes["width"]
         if self.is_module:
             module = self.module_factory.get_or_build_module(dict(case.sizes), self.dtype, self.training)
@@ -147,8 +149,8 @@ class SinusoidalPositionsChecker(PartChecker):
         return out.to(self.dtype)
 
     def run_reference_variant(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
-    ) -> Tensor:
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs, variant_or_mistakes: ReferenceVariant
+    ) -> OutputInReferenceAxes:
         return compute_sinusoidal_table_by_variant(case.sizes["length"], case.sizes["width"], variant_or_mistakes).to(
             self.dtype
         )
@@ -166,12 +168,12 @@ class SinusoidalPositionsChecker(PartChecker):
     def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         return SINUSOIDAL_MISTAKES
 
-    def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
+    def guess_mistake_ids_without_simulation(self, convention: CallConvention | None) -> list[str]:
         """Detect a wrong frequency: every feature is a sine or cosine of the position, but with other angles."""
         if convention is None:
             return []
         case = self.list_cases()[0]
-        table = self.run_user_code(convention, case, {})
+        table = self.run_user_code_and_restore_axes(convention, case, {})
         if table.shape != (case.sizes["length"], case.sizes["width"]) or table.shape[0] < 4:
             return []
         zero, one = table[0].abs() < 1e-5, (table[0] - 1).abs() < 1e-5

@@ -171,7 +171,7 @@ def call_by_roles(
     return function(*positional, **named)
 
 
-def parse_mask_polarity(text: str) -> Literal["allowed", "blocked"] | None:
+def find_mask_polarity(text: str) -> Literal["allowed", "blocked"] | None:
     """Return the meaning of True in a mask according to a docstring or comment, or None."""
     text = text.lower()
     if re.search(BLOCKED_PATTERN, text):
@@ -210,11 +210,11 @@ def recognize_part(name: str, user_code: UserCode) -> str | None:
     part = next((part for part, pattern in PART_NAME_PATTERNS if re.search(pattern, normalized)), None)
     roles = set() if is_class else set(guess_argument_roles(user_code).values())
     if is_class:
-        return _refine_class_part(part, user_code)
-    return _refine_function_part(part, user_code, roles)
+        return _correct_class_part_by_signature(part, user_code)
+    return _correct_function_part_by_signature(part, user_code, roles)
 
 
-def _refine_class_part(part_by_name: str | None, class_or_module: UserCode) -> str | None:
+def _correct_class_part_by_signature(part_by_name: str | None, class_or_module: UserCode) -> str | None:
     cls = class_or_module if isinstance(class_or_module, type) else type(class_or_module)
     if part_by_name == "attention" or (part_by_name == "multi-head-attention"):
         forward = getattr(cls, "forward", cls.__call__)
@@ -231,7 +231,7 @@ def _source_may_define_layers(cls: type) -> bool:
     return not source or bool(re.search(r"Linear|Parameter|Conv|MultiheadAttention", source))
 
 
-def _refine_function_part(part_by_name: str | None, function: UserCode, role_set: set[str]) -> str | None:
+def _correct_function_part_by_signature(part_by_name: str | None, function: UserCode, role_set: set[str]) -> str | None:
     weights = [name for name in guess_argument_roles(function) if guess_weight_or_bias_role(name)]
     if part_by_name in ("attention", "multi-head-attention"):
         if {"q", "k", "v"} <= role_set and not weights and "heads" not in role_set:

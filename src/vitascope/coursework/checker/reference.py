@@ -98,7 +98,7 @@ MISTAKE_OPTION_NAMES = {
 MASK_OPTION_NAMES = {"mask_change", "fill", "masked_weights", "ignored"}
 
 
-def has_no_attention_mistakes(variant_or_mistakes: ReferenceVariant) -> bool:
+def is_free_of_attention_mistakes(variant_or_mistakes: ReferenceVariant) -> bool:
     """Return whether the options simulate no mistake of attention."""
     return not MISTAKE_OPTION_NAMES & variant_or_mistakes.keys()
 
@@ -114,7 +114,7 @@ def attend_with_simulated_mistakes(
     """(…, head, query, width), … -> (…, head, query, width).
 
     `allowed_mask` is True where a query may attend to a key; `num_heads` matters only for wrong scales."""
-    if has_no_attention_mistakes(variant_or_mistakes):
+    if is_free_of_attention_mistakes(variant_or_mistakes):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed_mask)
     if variant_or_mistakes.get("swapped"):
         query, key = key, query
@@ -123,7 +123,7 @@ def attend_with_simulated_mistakes(
         return _attend_over_features(query, key, value, variant_or_mistakes)
     if variant_or_mistakes.get("scale_width") == "full" and query.ndim > 2:
         width *= query.shape[-3] if num_heads is None else num_heads
-    scores = query @ key.transpose(-2, -1) * _compute_scale(width, variant_or_mistakes)
+    scores = query @ key.transpose(-2, -1) * _compute_score_scale(width, variant_or_mistakes)
     axis = variant_or_mistakes.get("softmax", -1)
     if allowed_mask is None or variant_or_mistakes.get("ignored"):
         return scores.softmax(dim=axis) @ value
@@ -142,14 +142,14 @@ def attend_with_simulated_mistakes(
     return masked.softmax(dim=axis) @ value
 
 
-def _compute_scale(width: int, variant_or_mistakes: ReferenceVariant) -> float:
+def _compute_score_scale(width: int, variant_or_mistakes: ReferenceVariant) -> float:
     return 1.0 if variant_or_mistakes.get("scale_missing") else width ** -variant_or_mistakes.get("scale_power", 0.5)
 
 
 def _attend_over_features(query: Tensor, key: Tensor, value: Tensor, variant_or_mistakes: ReferenceVariant) -> Tensor:
     scores_transposed, map_transposed, scaled_by_tokens = FEATURE_ATTENTION_VARIANTS[variant_or_mistakes["features"]]
     scores = (key if scores_transposed else query).transpose(-2, -1) @ (query if scores_transposed else key)
-    maps = (scores * _compute_scale(query.shape[-2 if scaled_by_tokens else -1], variant_or_mistakes)).softmax(
+    maps = (scores * _compute_score_scale(query.shape[-2 if scaled_by_tokens else -1], variant_or_mistakes)).softmax(
         dim=variant_or_mistakes.get("softmax", -1)
     )
     return value @ (maps.transpose(-2, -1) if map_transposed else maps)
@@ -165,7 +165,7 @@ def run_reference_multi_head_attention_variant(
     """(batch, token, feature) three times -> (batch, token, feature). Weights have shape output × input."""
     output_weight = weights.get("wo")
     if (
-        has_no_attention_mistakes(variant_or_mistakes)
+        is_free_of_attention_mistakes(variant_or_mistakes)
         and output_weight is not None
         and _can_use_torch_attention(weights)
     ):

@@ -32,9 +32,9 @@ from vitascope.coursework.checker.part_checker import (
     Case,
     CorrectVariant,
     MaskPolarity,
-    NamedTensors,
     OutputInReferenceAxes,
     PartChecker,
+    ReferenceInputs,
     draw_seeded_inputs_for_case,
     format_observation,
 )
@@ -110,7 +110,7 @@ class ViTChecker(PartChecker):
         }
         return [Case("two images", sizes), Case("one image", sizes | {"batch": 1})]
 
-    def make_float64_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> ReferenceInputs:
         s = case.sizes
         return draw_seeded_inputs_for_case(case, {"images": (s["batch"], s["channels"], s["side"], s["side"])})
 
@@ -120,14 +120,16 @@ class ViTChecker(PartChecker):
     def get_or_build_module(self) -> nn.Module:
         return self.module_factory.get_or_build_module({}, self.dtype, self.training)
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> OutputInReferenceAxes:
+    def run_user_code_and_restore_axes(
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs
+    ) -> OutputInReferenceAxes:
         module = self.get_or_build_module()
         name = next(iter(inspect.signature(module.forward).parameters))
         return select_matching_or_first_tensor(module(**{name: inputs["images"]}), (case.sizes["batch"], 5))
 
     def run_reference_variant(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
-    ) -> Tensor:
+        self, convention: CallConvention, case: Case, inputs: ReferenceInputs, variant_or_mistakes: ReferenceVariant
+    ) -> OutputInReferenceAxes:
         layers = get_or_find_vit_layers(self.get_or_build_module(), self.width, self.patches_per_side**2)
         order = {"order": variant_or_mistakes["patch_order"]} if "patch_order" in variant_or_mistakes else {}
         patch_options = {name: variant_or_mistakes[name] for name in ("pixels", "cut") if name in variant_or_mistakes}
@@ -200,7 +202,7 @@ class ViTChecker(PartChecker):
             lines.append(
                 "The outputs sum to 1, so the model ends with a softmax. The cross-entropy loss expects logits."
             )
-        single_result = self.run_user_code(
+        single_result = self.run_user_code_and_restore_axes(
             convention,
             self.list_cases()[0],
             {"images": self.make_float64_inputs(self.list_cases()[0])["images"][:1].to(self.dtype)},

@@ -152,7 +152,7 @@ def find_norms(module: nn.Module) -> list[NamedNorm]:
     return [NamedNorm(name, part) for name, part in module.named_modules() if isinstance(part, NORM_TYPES)]
 
 
-def is_packed(layer: LinearLayer) -> bool:
+def is_packed_qkv_layer(layer: LinearLayer) -> bool:
     return layer.shape[0] == 3 * layer.shape[1]
 
 
@@ -161,7 +161,7 @@ def iterate_qkv_assignments(linear_layers: list[LinearLayer]) -> Iterator[Descri
     transposes = [False]
     if any(layer.is_raw_parameter and layer.shape[0] == layer.shape[1] for layer in linear_layers):
         transposes = [True, False]
-    packed = next((layer for layer in linear_layers if is_packed(layer)), None)
+    packed = next((layer for layer in linear_layers if is_packed_qkv_layer(layer)), None)
     for is_transposed in transposes:
         assumptions = ("the weights have shape input × output (x @ W)",) if is_transposed else ()
         if packed is not None:
@@ -221,7 +221,7 @@ def get_qkv_row_indices(row_order: str, width: int, num_heads: int) -> QkvRowInd
 def assign_qkvo_weights(linear_layers: list[LinearLayer], assignment: QkvAssignment, num_heads: int) -> WeightsByRole:
     """Return the weights by role; gradients still reach the user's parameters."""
     weights: dict[str, Tensor | None] = {}
-    packed = next((layer for layer in linear_layers if is_packed(layer)), None)
+    packed = next((layer for layer in linear_layers if is_packed_qkv_layer(layer)), None)
     others = [layer for layer in linear_layers if layer is not packed]
     if packed is not None:
         for letter, rows in zip(
@@ -264,7 +264,9 @@ def _concat_and_set_role_weights(
     if not linear_layers:
         return
     parts = [
-        layer.weight.T if layer.is_raw_parameter and is_transposed and _can_transpose(layer) else layer.weight
+        layer.weight.T
+        if layer.is_raw_parameter and is_transposed and _may_be_stored_transposed(layer)
+        else layer.weight
         for layer in linear_layers
     ]
     biases = [layer.bias for layer in linear_layers if layer.bias is not None]
@@ -272,5 +274,5 @@ def _concat_and_set_role_weights(
     weights["b" + qkv_role] = torch.cat(biases) if biases else None
 
 
-def _can_transpose(layer: LinearLayer) -> bool:
+def _may_be_stored_transposed(layer: LinearLayer) -> bool:
     return layer.weight.shape[0] == layer.weight.shape[1] or layer.is_raw_parameter

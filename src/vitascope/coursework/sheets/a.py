@@ -1,7 +1,7 @@
 """Sheet A: a minimal ViT on MNIST, and its attention map."""
 
 from vitascope.coursework.sheets.experiments import SheetExperiments, compute_time_to_accuracy
-from vitascope.coursework.sheets.figures import plot_and_return_sample_attention_map
+from vitascope.coursework.sheets.figures import draw_sample_attention_map
 from vitascope.coursework.sheets.report import SheetReport
 from vitascope.errors import format_count
 from vitascope.model.anatomy import count_parameters
@@ -33,7 +33,7 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
     overrides = SINGLE_RUN_QUICK_OVERRIDES if experiments.quick else SINGLE_RUN_OVERRIDES
     single_run = experiments.copy_for_single_run()
     [alone] = single_run.run_study("alone", "sheet-a", [*overrides, *NO_AUGMENTATION]).combinations
-    runs = [_find_run_for_combination(experiments, cell) for cell in results.combinations]
+    runs = [_get_run_of_combination(experiments, cell) for cell in results.combinations]
     image_counts = [run.machine.get("training_images", 0) for run in runs[:2]]
     report.add_text(_describe_models(runs[1].recipe.model, runs[-1].recipe.model))
     report.add_heading("The sheet's numbers beside ours")
@@ -121,10 +121,10 @@ def _describe_models(large_patch_config: ModelConfig, small_patch_config: ModelC
         epoch."""
 
 
-def _find_run_for_combination(experiments: SheetExperiments, cell: CombinationResults) -> Run:
+def _get_run_of_combination(experiments: SheetExperiments, cell: CombinationResults) -> Run:
     """Find the first run of a combination."""
     fraction, size = float(cell.settings["data.fraction"]), int(cell.settings["model.patch_size"])
-    return experiments.find_first_finished_run("images", **{"data.fraction": fraction, "model.patch_size": size})
+    return experiments.get_first_finished_run("images", **{"data.fraction": fraction, "model.patch_size": size})
 
 
 def _describe_patches(patch_size: Size | str) -> str:
@@ -139,7 +139,7 @@ def _format_accuracy(cell: CombinationResults) -> str:
 def _add_attention_map_and_questions(report: SheetReport, run: Run) -> None:
     model = run.recipe.model
     report.add_heading(f"The attention map, {_describe_patches(model.patch_size)}")
-    figure, maps = plot_and_return_sample_attention_map(run)
+    figure, maps = draw_sample_attention_map(run)
     report.save_and_add_figure("map", figure)
     tokens, self_attention = len(maps), maps.diagonal()
     strongest = int((maps.argmax(1) == maps.new_tensor(range(tokens)).long()).sum())

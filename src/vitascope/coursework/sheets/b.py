@@ -38,8 +38,8 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
     report.add_heading("Curves at three lengths")
     report.add_text(
         f"""The sheet names no data set. These are runs of three lengths on CIFAR-10 with
-        {describe_model(experiments)}. The learning rate of each run falls to zero at its own end. The curves show
-        held-out images. The accuracy is measured once,
+        {describe_trained_model(experiments)}. The learning rate of each run falls to zero at its own end. The curves
+        show held-out images. The accuracy is measured once,
         on the test images."""
     )
     report.save_and_add_figure(
@@ -89,7 +89,7 @@ def _seed_and_add_input_sizes_section(report: SheetReport) -> None:
     rows = []
     for name, build_model in builders.items():
         weights = build_model(32).state_dict()
-        rows.append([name, *(_get_output_shape_or_rejected(build_model(size), weights, size) for size in sizes)])
+        rows.append([name, *(_format_output_shape_or_rejected(build_model(size), weights, size) for size in sizes)])
     layer, tokens = SelfAttention(32, 2), [(size // 4) ** 2 for size in sizes]
     with torch.no_grad():
         rows.append(["attention alone", *(format_shape(layer(torch.randn(1, count, 32))) for count in tokens)])
@@ -97,7 +97,7 @@ def _seed_and_add_input_sizes_section(report: SheetReport) -> None:
     report.add_table(["weights for 32 × 32, input size", *(f"{size} × {size}" for size in sizes)], rows)
 
 
-def _get_output_shape_or_rejected(model: nn.Module, state_dict: dict[str, torch.Tensor], image_size: int) -> str:
+def _format_output_shape_or_rejected(model: nn.Module, state_dict: dict[str, torch.Tensor], image_size: int) -> str:
     """Return the shape of the output with these weights, or 'rejected'."""
     try:
         model.load_state_dict(state_dict)
@@ -107,7 +107,7 @@ def _get_output_shape_or_rejected(model: nn.Module, state_dict: dict[str, torch.
         return "rejected"
 
 
-def describe_model(experiments: SheetExperiments) -> str:
+def describe_trained_model(experiments: SheetExperiments) -> str:
     return "a model smaller than sheet C's" if experiments.quick else "sheet C's model (`vitascope train sheet-c`)"
 
 

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from vitascope.coursework.sheets.b import SMALL_MODEL_OVERRIDES
-from vitascope.coursework.sheets.claims import format_accuracy_difference_and_verdict
+from vitascope.coursework.sheets.claims import format_accuracy_gain
 from vitascope.coursework.sheets.experiments import SheetExperiments
-from vitascope.coursework.sheets.figures import format_additive_causal_mask, plot_additive_causal_mask
+from vitascope.coursework.sheets.figures import draw_additive_causal_mask, format_additive_causal_mask
 from vitascope.coursework.sheets.report import SheetReport, format_shape
 from vitascope.data.open_data import load_train_and_validation_data
 from vitascope.model.attention_variants import SingleHeadAttention
@@ -33,14 +33,14 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
     _seed_and_add_weight_shapes_section(report)
     report.add_heading("The causal mask for 5 tokens")
     report.add_code(format_additive_causal_mask(5))
-    report.save_and_add_figure("mask", plot_additive_causal_mask(5))
+    report.save_and_add_figure("mask", draw_additive_causal_mask(5))
     results = experiments.run_study("variation", "sheet-c", QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES)
     without, varied = results.combinations
     _add_cifar10_comparison_table(report, experiments.quick)
     _add_training_section(
         report, varied, draw_study_curves(results, {without.name: "flip only", varied.name: "flip and shift"})
     )
-    gain = format_accuracy_difference_and_verdict(without, varied, 1)
+    gain = format_accuracy_gain(without, varied, 1)
     verdict = f"the shift {gain.verdict}" if gain.verdict in ("helps", "hurts") else NOT_SIGNIFICANT
     _add_questions_about_shift(report, without, varied, f"{gain.points} points: {verdict}")
     report.measurements |= {"accuracy": varied.accuracies, "without_shift": without.accuracies}

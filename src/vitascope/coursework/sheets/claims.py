@@ -14,7 +14,7 @@ from vitascope.study.storage import RunResult
 TARGET_ACCURACY = 0.9  # validation accuracy; slow convergence reaches it late
 
 
-def _interpolate_epochs_to_target_or_one_more(result: RunResult) -> float:
+def _compute_fractional_epochs_to_target(result: RunResult) -> float:
     """Compute the epochs until the curve reaches the target, interpolated linearly between epochs, because whole
     epochs would often
     differ equally in all seeds. Number of epochs + 1 if it is not reached."""
@@ -34,7 +34,7 @@ def _compute_largest_accuracy_drop(result: RunResult) -> float:
 MEASURES: dict[str, Callable[[RunResult], float]] = {
     "final accuracy in %": lambda run: 100 * run["accuracy"],
     "accuracy after the first epoch in %": lambda run: 100 * run["curves"]["val_accuracy"][0],
-    f"epochs until {100 * TARGET_ACCURACY:.0f} % accuracy": _interpolate_epochs_to_target_or_one_more,
+    f"epochs until {100 * TARGET_ACCURACY:.0f} % accuracy": _compute_fractional_epochs_to_target,
     "largest drop in accuracy from one epoch to the next, in points": _compute_largest_accuracy_drop,
     "seconds per run": lambda run: run["seconds"],
 }
@@ -99,7 +99,7 @@ def _evaluate_best_claim(study_result: StudyResults, cell: CombinationResults, a
     return ClaimVerdict(NOT_SIGNIFICANT, f"{measurement}, which is not significantly different")
 
 
-def format_accuracy_difference_and_verdict(
+def format_accuracy_gain(
     baseline: CombinationResults, variant: CombinationResults, num_comparisons: int
 ) -> AccuracyGain:
     """Compare a variant with its baseline, seed by seed, corrected for the number of comparisons."""

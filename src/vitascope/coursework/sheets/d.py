@@ -11,14 +11,14 @@ from vitascope.coursework.sheets.claims import (
     SECONDS_PER_RUN,
     AccuracyGain,
     Claim,
-    format_accuracy_difference_and_verdict,
+    format_accuracy_gain,
 )
 from vitascope.coursework.sheets.experiments import SheetExperiments
-from vitascope.coursework.sheets.figures import plot_sinusoidal_positions
+from vitascope.coursework.sheets.figures import draw_sinusoidal_positions
 from vitascope.coursework.sheets.initial_weights import (
     INITIALIZATIONS,
-    open_named_or_default_weights,
     run_or_skip_initialization_comparison,
+    try_to_open_weights,
 )
 from vitascope.coursework.sheets.report import SheetReport
 from vitascope.errors import UserError
@@ -114,7 +114,7 @@ EXPERIMENTS = {  # folder -> title, in the order of the sheet
 
 def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetReport) -> None:
     """Run sheet D's studies and fill the report."""
-    weights = open_named_or_default_weights(experiments)
+    weights = try_to_open_weights(experiments)
     plain = read_recipe("sheet-d", QUICK_OVERRIDES if experiments.quick else [])
     report.add_text(
         f"""The model has pre-norm blocks (LayerNorm → multi-head attention with output projection → residual sum →
@@ -125,7 +125,7 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
         test images are not used."""
     )
     report.add_heading("The position embedding")
-    report.save_and_add_figure("positions", plot_sinusoidal_positions([(100, 16), (1000, 160)]))
+    report.save_and_add_figure("positions", draw_sinusoidal_positions([(100, 16), (1000, 160)]))
     claims = " ".join(_run_study_add_section_and_summarize_claims(experiments, report, name) for name in STUDIES)
     costs = _add_attention_cost_and_return_exponents(experiments, report)
     _try_28_pixel_image_and_add_section(report)
@@ -282,7 +282,7 @@ def _run_and_add_small_data_comparisons(experiments: SheetExperiments, report: S
         results = experiments.run_study(study_name, "sheet-d", [override, *common_overrides])
         plain, changed = results.combinations
         passes = results.max_epochs * results.design.build_recipe(plain.settings, 1).data.passes_per_epoch
-        gains[name] = format_accuracy_difference_and_verdict(plain, changed, len(SMALL_DATA_CHANGES))
+        gains[name] = format_accuracy_gain(plain, changed, len(SMALL_DATA_CHANGES))
         report.measurements[study_name] = {cell.name: cell.accuracies for cell in results.combinations}
         train_accuracies = [cell.compute_mean_last_value("train_accuracy") or 0.0 for cell in results.combinations]
         formatted = " → ".join(f"{100 * accuracy:.0f} %" for accuracy in train_accuracies)

@@ -6,7 +6,7 @@ import torch
 from einops import rearrange
 from torch.nn import functional as F
 
-from vitascope.coursework.sheets.b import SMALL_MODEL_OVERRIDES, describe_model
+from vitascope.coursework.sheets.b import SMALL_MODEL_OVERRIDES, describe_trained_model
 from vitascope.coursework.sheets.experiments import SheetExperiments, compute_time_to_accuracy
 from vitascope.coursework.sheets.report import SheetReport
 from vitascope.model.attention import UNFUSED_KERNEL
@@ -34,9 +34,9 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
     [alone] = experiments.copy_for_single_run().run_study("alone", "sheet-c", overrides).combinations
     report.add_heading("25, 50 and 70 % accuracy on held-out images")
     report.add_text(
-        f"""Runs with {describe_model(experiments)}; the test images are not used. Seconds count up to the end of the
-        first epoch that reached the accuracy, including the validation after every epoch. {results.timing_note} The
-        last column is a single run, timed from the images on the device, including compilation and CUDA graph
+        f"""Runs with {describe_trained_model(experiments)}; the test images are not used. Seconds count up to the end
+        of the first epoch that reached the accuracy, including the validation after every epoch. {results.timing_note}
+        The last column is a single run, timed from the images on the device, including compilation and CUDA graph
         recording."""
     )
     _add_time_to_accuracy_table(report, results.combinations, alone)

@@ -133,7 +133,7 @@ class SheetExperiments:
         """Return a copy for a single run, trained alone, whose seconds include the set-up."""
         return replace(self, num_seeds=1, max_batched_runs=1)
 
-    def find_first_finished_run(self, study_name: str, **settings: object) -> Run:
+    def get_first_finished_run(self, study_name: str, **settings: object) -> Run:
         """Return the first finished run of a study with these settings, such as data.fraction=0.8."""
         for path in sorted((self.folder / study_name / "runs").glob("*/*/model.safetensors")):
             recipe = Run(path.parent).recipe
@@ -261,7 +261,7 @@ class FinishedRuns:
         runs = [Run(path) for path in run_paths if (path / "model.safetensors").is_file()]
         same_split = [record for record in records if record["judge"] == design.eval_split]
         if same_split and (runs or not needs_weights):
-            return lambda: _get_record_result(same_split[-1])
+            return lambda: _extract_result_of_record(same_split[-1])
         return partial(score_and_collect_run_result, runs[-1], design) if runs else None
 
     def _read_records(self) -> list[RunRecord]:
@@ -277,7 +277,7 @@ class FinishedRuns:
 RECORD_ID_FIELDS = ("key", "recipe", "cell", "seed", "judge")  # identify the run; the rest of a line is its result
 
 
-def _get_record_result(record: RunRecord) -> RunResult:
+def _extract_result_of_record(record: RunRecord) -> RunResult:
     return cast(RunResult, {name: value for name, value in record.items() if name not in RECORD_ID_FIELDS})
 
 

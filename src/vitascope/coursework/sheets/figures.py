@@ -27,7 +27,7 @@ class AttentionMapFigure(NamedTuple):
     attention_map: Float[Tensor, "query key"]
 
 
-def plot_sinusoidal_positions(position_and_feature_counts: list[tuple[int, int]]) -> Figure:
+def draw_sinusoidal_positions(position_and_feature_counts: list[tuple[int, int]]) -> Figure:
     """Draw sinusoidal position tables for sheet D: position on the horizontal axis, feature on the vertical axis."""
     figure, panels = create_figure(
         len(position_and_feature_counts), width=5.2 * len(position_and_feature_counts), height=4.4
@@ -64,7 +64,7 @@ def format_additive_causal_mask(num_tokens: int) -> str:
     )
 
 
-def plot_additive_causal_mask(num_tokens: int) -> Figure:
+def draw_additive_causal_mask(num_tokens: int) -> Figure:
     """Draw sheet C's mask, which is added to the scores so that no token attends to a later one."""
     figure, panels = create_figure(1, width=5.6, height=5.0)
     draw_heatmap(
@@ -86,7 +86,7 @@ def plot_additive_causal_mask(num_tokens: int) -> Figure:
     return figure
 
 
-def plot_and_return_sample_attention_map(run: Run) -> AttentionMapFigure:
+def draw_sample_attention_map(run: Run) -> AttentionMapFigure:
     """Draw for sheet A one image, the last block's attention map as a matrix, and the class token's row over the
     image."""
     model = open_model(run)

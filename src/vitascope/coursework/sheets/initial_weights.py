@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from vitascope.coursework.sheets.claims import format_accuracy_difference_and_verdict
+from vitascope.coursework.sheets.claims import format_accuracy_gain
 from vitascope.coursework.sheets.experiments import SheetExperiments
 from vitascope.coursework.sheets.report import SheetReport
 from vitascope.errors import UserError
@@ -44,7 +44,7 @@ INITIALIZATIONS = {  # name -> its study and the sheet's claim
 }
 
 
-def open_named_or_default_weights(experiments: SheetExperiments) -> PretrainedModel | UserError:
+def try_to_open_weights(experiments: SheetExperiments) -> PretrainedModel | UserError:
     """Open the weights. An error is raised if the user named them, and returned for the default weights."""
     if experiments.weights_ref is not None and "," in experiments.weights_ref:
         raise UserError(f"--weights {experiments.weights_ref}: the name must not contain a comma. Rename the file.")
@@ -108,8 +108,8 @@ def _add_initialization_results_section(
         [*head, f"held-out accuracy after {epochs} epochs, {len(scratch.results)} seeds", "seconds per run"], rows
     )
     cost = resized.compute_mean("seconds") / changed.compute_mean("seconds")
-    better, verdict = format_accuracy_difference_and_verdict(scratch, changed, 2)
-    other, other_verdict = format_accuracy_difference_and_verdict(resized, changed, 2)
+    better, verdict = format_accuracy_gain(scratch, changed, 2)
+    other, other_verdict = format_accuracy_gain(resized, changed, 2)
     no = "no " if _compute_first_epoch_accuracy(changed) <= _compute_first_epoch_accuracy(resized) else ""
     report.add_text(
         f"""Weights: {weights_name}, {changed.compute_mean("parameters") / 1e6:.1f} M parameters with ten classes. After

@@ -143,10 +143,15 @@ def draw_requested_figures(args: argparse.Namespace) -> None:
 
 def draw_speed_records(record_paths: list[Path], figure_path: Path) -> None:
     """Accuracy over time: the first seed of every arm as a line, every record of a recipe as a dot."""
-    found = {path: read_results_file(path) for path in record_paths}
-    rows = [row for path, said in found.items() if "rows" in said for row in _get_checked_rows(path, said)]
+    contents_by_path = {path: read_results_file(path) for path in record_paths}
+    rows = [
+        row
+        for path, contents in contents_by_path.items()
+        if "rows" in contents
+        for row in _get_checked_rows(path, contents)
+    ]
     lines = {arm.name: arm.rows[0]["curve"] for arm in compare_arms_with_baselines(rows)}
-    published = [read_record(path) for path, said in found.items() if "rows" not in said]
+    published = [read_record(path) for path, contents in contents_by_path.items() if "rows" not in contents]
     dots = {
         record.name: RecordPoint(mean(record.seconds), record.mean_test_accuracy, record.views) for record in published
     }

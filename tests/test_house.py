@@ -67,13 +67,13 @@ def test_every_name_of_the_library_that_the_pages_tell_is_there() -> None:
     import vitascope
 
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/lessons").glob("*.md"))]
-    told = {
+    names = {
         name
         for page in pages
         for name in re.findall(r"\bvitascope\.([a-z_]+(?:\.[a-zA-Z_]+)?)\(", page.read_text("utf-8"))
     }
-    assert {"open_model", "train", "export.write_onnx"} <= told
-    for name in sorted(told):
-        found = vitascope
+    assert {"open_model", "train", "export.write_onnx"} <= names
+    for name in sorted(names):
+        current = vitascope
         for part in name.split("."):
-            found = getattr(found, part)
+            current = getattr(current, part)

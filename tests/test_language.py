@@ -53,10 +53,10 @@ def find_sentences(source: str, *, with_docstrings: bool) -> Iterator[tuple[int,
 @pytest.mark.parametrize("path", PYTHON, ids=lambda path: str(path.relative_to(ROOT / "src")))
 def test_messages_help_and_captions_have_no_banned_words(path: Path) -> None:
     sentences = find_sentences(path.read_text(encoding="utf-8"), with_docstrings=path.parent.name == "cli")
-    found = [
+    matches = [
         f"line {line}: {match[0]!r} in {text[:80]!r}" for line, text in sentences if (match := BANNED.search(text))
     ]
-    assert not found
+    assert not matches
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT / "src")))

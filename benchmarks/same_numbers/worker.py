@@ -97,8 +97,8 @@ def _find_refused_rename(message: str, renames: list[Rename]) -> Rename | None:
     places = {}
     for rename in renames:
         last_part = rename.new if rename.new.startswith("-") else rename.new.rpartition(".")[2]
-        if found := re.search(rf"(?<![\w-]){re.escape(last_part)}(?![\w-])", message):
-            places[found.start()] = rename
+        if match := re.search(rf"(?<![\w-]){re.escape(last_part)}(?![\w-])", message):
+            places[match.start()] = rename
     return places[min(places)] if places else None
 
 

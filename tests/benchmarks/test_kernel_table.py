@@ -51,14 +51,14 @@ def test_every_shape_of_training_and_fast_inference_is_measured_once_and_merged_
     assert len(uses) == len(set(uses)) == 5
     attention = [(batch, training) for kind, batch, training in uses if kind is SelfAttention]
     assert attention[:3] == [(12, True), (1, False), (SMALL_BATCH_SIZE, False)] and attention[3][0] > SMALL_BATCH_SIZE
-    found = json.loads(table.read_text())
-    assert list(found) == sorted(found) and len(found) == 6 and found["zzz"] == "own"
-    assert sum(", training, of " in key for key in found) == 2
+    contents = json.loads(table.read_text())
+    assert list(contents) == sorted(contents) and len(contents) == 6 and contents["zzz"] == "own"
+    assert sum(", training, of " in key for key in contents) == 2
     kernel_table.main()
     assert len(fake_gpu) == 5, "what the table has is not measured again"
     monkeypatch.setattr(sys, "argv", [*words, "--again"])
     kernel_table.main()
-    assert len(fake_gpu) == 10 and json.loads(table.read_text()) == found
+    assert len(fake_gpu) == 10 and json.loads(table.read_text()) == contents
 
 
 def test_the_measured_uses_are_those_that_training_looks_up(fake_gpu) -> None:

@@ -28,16 +28,16 @@ def test_every_library_builds_the_same_network(library) -> None:
 @pytest.mark.slow
 def test_every_implementation_is_timed_in_every_round() -> None:
     arms = [Implementation("ours"), Implementation("timm"), Implementation("ours", task="step")]
-    found = time_implementations("16×2", "train", arms, batch_size=4, num_rounds=3, num_threads=1)
-    for times in found.values():
+    timings = time_implementations("16×2", "train", arms, batch_size=4, num_rounds=3, num_threads=1)
+    for times in timings.values():
         assert times.failure_reason is None and len(times.seconds_per_round) == 3 and min(times.seconds_per_round) > 0
         assert times.peak_bytes > 2**20 and times.setup_seconds > 0
-    assert compute_speedup(found["timm"], found["ours"]) > 0
+    assert compute_speedup(timings["timm"], timings["ours"]) > 0
 
 
 @pytest.mark.slow
 def test_a_worker_that_ends_says_why_is_left_out_and_the_others_continue() -> None:
-    found = time_implementations(
+    timings = time_implementations(
         "16×2",
         "infer",
         [Implementation("ours"), Implementation("timm", precision="no_such_type")],
@@ -45,10 +45,10 @@ def test_a_worker_that_ends_says_why_is_left_out_and_the_others_continue() -> No
         num_rounds=2,
         num_threads=1,
     )
-    reason = found["timm, no_such_type"].failure_reason
+    reason = timings["timm, no_such_type"].failure_reason
     assert reason and reason.startswith("ended with code 1: AttributeError") and "no_such_type" in reason
-    assert len(found["ours"].seconds_per_round) == 2
-    assert compute_speedup(found["timm, no_such_type"], found["ours"]) is None
+    assert len(timings["ours"].seconds_per_round) == 2
+    assert compute_speedup(timings["timm, no_such_type"], timings["ours"]) is None
 
 
 def test_ratios_are_taken_round_by_round() -> None:

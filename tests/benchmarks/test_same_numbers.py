@@ -61,8 +61,8 @@ def test_equal_runs_are_identical_and_times_and_nan_do_not_count(tmp_path) -> No
     nan = torch.tensor([math.nan, 1.0])
     one = write_run(tmp_path / "one", bias=nan)
     other = write_run(tmp_path / "other", [ROW | {"seconds": 9.0, "prepared_seconds": 2.0}], bias=nan.clone())
-    found = compare_runs([one], [other], MetricNames())
-    assert (found.difference, found.rows, found.tensors) == ("", 1, 2)
+    comparison = compare_runs([one], [other], MetricNames())
+    assert (comparison.difference, comparison.rows, comparison.tensors) == ("", 1, 2)
 
 
 def test_one_flipped_bit_in_a_weight_is_found() -> None:
@@ -78,8 +78,8 @@ def test_one_flipped_bit_in_a_weight_is_found() -> None:
 
 
 def test_a_metric_that_changed_in_its_last_digit_is_found() -> None:
-    found = compare_rows([ROW], [ROW | {"train_loss": math.nextafter(2.25, 3)}])
-    assert found.difference == "train_loss, epoch 1: 2.25 in the base, 2.2500000000000004 in the working tree"
+    comparison = compare_rows([ROW], [ROW | {"train_loss": math.nextafter(2.25, 3)}])
+    assert comparison.difference == "train_loss, epoch 1: 2.25 in the base, 2.2500000000000004 in the working tree"
     assert compare_rows([{"lr": 0.0}], [{"lr": -0.0}]).difference
     assert compare_rows([{"epoch": 1}], [{"epoch": 1.0}]).difference
 
@@ -87,10 +87,10 @@ def test_a_metric_that_changed_in_its_last_digit_is_found() -> None:
 def test_a_missing_row_run_tensor_or_file_is_found(tmp_path) -> None:
     assert compare_rows([ROW, ROW], [ROW]).difference == "2 metric rows in the base, 1 in the working tree"
     one, other = write_run(tmp_path / "one"), write_run(tmp_path / "other", bias=torch.ones(1))
-    found = compare_runs([one], [other], MetricNames()).difference
-    assert found == "model.safetensors: bias: only in the working tree"
-    found = compare_runs([other], [one], MetricNames()).difference
-    assert found == "model.safetensors: bias: only in the base"
+    difference = compare_runs([one], [other], MetricNames()).difference
+    assert difference == "model.safetensors: bias: only in the working tree"
+    difference = compare_runs([other], [one], MetricNames()).difference
+    assert difference == "model.safetensors: bias: only in the base"
     assert compare_runs([one, one], [one], MetricNames()).difference == "2 runs in the base, 1 in the working tree"
     save_file({"weight": torch.ones(3)}, other / "best.safetensors")
     other_weights = load_file(one / "model.safetensors")
@@ -167,8 +167,8 @@ def test_a_tree_compared_with_itself_is_identical_and_another_seed_is_not(tmp_pa
         assert read_job(tmp_path / name / "job.json") == job
         run_job(job, results.append)
     assert [result.error for result in results] == ["", "", ""]
-    found = same_numbers.compare_results(results[0], results[1])
-    assert not found.difference and found.rows == 1 and found.tensors > 20
+    comparison = same_numbers.compare_results(results[0], results[1])
+    assert not comparison.difference and comparison.rows == 1 and comparison.tensors > 20
     assert same_numbers.compare_results(results[0], results[2]).difference.startswith("train_loss, epoch 1: ")
 
 
@@ -179,8 +179,8 @@ def test_a_setting_that_fails_is_different_and_names_the_tree(tmp_path) -> None:
     run_job(Job("", str(tmp_path), [broken, needing], [], []), results.append)
     assert [result.name for result in results] == ["plain", "later"]
     assert all("train.lr=-1.0 must be greater than 0" in result.error for result in results)
-    found = same_numbers.compare_results(Result("plain", []), results[0])
-    assert found.difference.startswith("failed in the working tree: UserError: train.lr")
+    comparison = same_numbers.compare_results(Result("plain", []), results[0])
+    assert comparison.difference.startswith("failed in the working tree: UserError: train.lr")
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,9 @@ def test_a_difference_counts_only_where_the_base_repeats_itself(
 
 def test_two_trees_that_skip_the_intended_code_are_not_identical(tmp_path) -> None:
     run = write_run(tmp_path / "one")
-    found = compare_runs([run], [run], MetricNames())
-    same_numbers.check_expected_metric(STUDY, found)
-    assert found.difference == "no metric together: the code that writes it did not run"
+    comparison = compare_runs([run], [run], MetricNames())
+    same_numbers.check_expected_metric(STUDY, comparison)
+    assert comparison.difference == "no metric together: the code that writes it did not run"
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ def test_arms_without_effect_or_with_invalid_settings_are_left_out_and_named(cap
         "timm's initialization",
         "random flips",
     ]
-    said = capsys.readouterr().out
-    assert "Skipped: convolution-like initialization. The recipe already has this setting." in said
-    assert "Skipped: no rotary positions. model.initialize=conv_like needs rotary positions" in said
+    output = capsys.readouterr().out
+    assert "Skipped: convolution-like initialization. The recipe already has this setting." in output
+    assert "Skipped: no rotary positions. model.initialize=conv_like needs rotary positions" in output
     assert speedrun.select_valid_arms("cifar10-tokenizer", COMMON, names[1:3], [2]) == [
         "convolution-like initialization"
     ]
@@ -83,7 +83,7 @@ def test_the_default_augmentation_of_the_data_counts_as_part_of_the_recipe() -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--compile", "auto"], "choose always or never, because auto would compile only some arms"),
         (["--recipe", "cifar10-93"], "There is no recipe 'cifar10-93'. Did you mean cifar10-9"),
@@ -94,11 +94,11 @@ def test_the_default_augmentation_of_the_data_counts_as_part_of_the_recipe() -> 
         (["--draw", "nowhere.json"], "Give a file for the figure"),
     ],
 )
-def test_invalid_options_are_refused_in_a_sentence(monkeypatch, capsys, words, said) -> None:
+def test_invalid_options_are_refused_in_a_sentence(monkeypatch, capsys, words, message) -> None:
     monkeypatch.setattr(sys, "argv", ["speedrun", *words])
     with pytest.raises(SystemExit) as stopped:
         speedrun.main()
-    assert stopped.value.code == 2 and said in capsys.readouterr().err
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_the_help_names_every_arm_once(monkeypatch, capsys) -> None:

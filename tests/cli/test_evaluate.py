@@ -34,17 +34,19 @@ def trained(vitascope, here):
 
 
 def test_json_output_is_only_json_with_the_documented_keys(vitascope, trained) -> None:
-    found = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
-    assert {"accuracy", "interval", "top5", "ece", "per_class"} <= set(found)
-    assert 0 <= found["interval"][0] <= found["accuracy"] <= found["interval"][1] <= 1 and found["images"] == 90
+    report = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
+    assert {"accuracy", "interval", "top5", "ece", "per_class"} <= set(report)
+    assert 0 <= report["interval"][0] <= report["accuracy"] <= report["interval"][1] <= 1 and report["images"] == 90
     place = open_run_or_newest("runs/digits").get_path("evaluation") / "val"
-    assert json.loads((place / "report.json").read_text()) == found
+    assert json.loads((place / "report.json").read_text()) == report
     with Image.open(place / "confusion.png") as picture:
         assert picture.width > 500
     quick = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json", "--quick").out)
-    assert quick["robustness"] == {} and quick["accuracy"] == found["accuracy"]
+    assert quick["robustness"] == {} and quick["accuracy"] == report["accuracy"]
     kept = json.loads((place / "report.json").read_text())
-    assert kept["robustness"] == found["robustness"] and (place / "robustness.png").is_file(), "of the same predictions"
+    assert kept["robustness"] == report["robustness"] and (place / "robustness.png").is_file(), (
+        "of the same predictions"
+    )
     (place / "report.json").write_text(json.dumps(kept | {"loss": 1.1 * kept["loss"]}))
     vitascope("evaluate", "runs/digits", "--split", "val", "--json", "--quick")
     assert json.loads((place / "report.json").read_text())["robustness"] == {}, "those were of other predictions"
@@ -98,16 +100,16 @@ def test_token_reduction_is_printed_and_too_large_values_are_refused(vitascope, 
 def test_predicting_files_and_folders_in_three_formats(vitascope, trained) -> None:
     (trained / "photos" / "torn.jpg").write_bytes(b"not an image")
     (trained / "photos" / "notes.txt").write_text("not an image, and not meant to be")
-    found = vitascope("predict", "runs/digits", "photos", "--json")
-    said = json.loads(found.out)
-    assert len(said) == 6 and {"file", "class", "probability", "probabilities"} <= set(said[0])
-    assert sum(said[0]["probabilities"].values()) == pytest.approx(1)
-    assert "torn.jpg cannot be read as an image and is skipped" in found.err and "notes" not in found.err
+    answer = vitascope("predict", "runs/digits", "photos", "--json")
+    predictions = json.loads(answer.out)
+    assert len(predictions) == 6 and {"file", "class", "probability", "probabilities"} <= set(predictions[0])
+    assert sum(predictions[0]["probabilities"].values()) == pytest.approx(1)
+    assert "torn.jpg cannot be read as an image and is skipped" in answer.err and "notes" not in answer.err
     rows = list(csv.DictReader(io.StringIO(vitascope("predict", "runs/digits", "photos", "--csv").out)))
-    assert [row["class"] for row in rows] == [item["class"] for item in said]
-    assert float(rows[0]["probability"]) == pytest.approx(said[0]["probability"], abs=1e-6)
+    assert [row["class"] for row in rows] == [item["class"] for item in predictions]
+    assert float(rows[0]["probability"]) == pytest.approx(predictions[0]["probability"], abs=1e-6)
     shown = vitascope("predict", "runs/digits", "photos/inner/3.png").out
-    assert "photos/inner/3.png" in shown and f"{said[3]['class']} {said[3]['probability']:.1%}" in shown
+    assert "photos/inner/3.png" in shown and f"{predictions[3]['class']} {predictions[3]['probability']:.1%}" in shown
 
 
 def test_features_and_neighbours(vitascope, trained) -> None:
@@ -138,8 +140,8 @@ def test_runs_are_listed_compared_and_deleted(vitascope, trained) -> None:
     assert "2 runs in runs" in vitascope("runs", "list").out
     answer = vitascope("runs", "compare", listed[0]["run"], listed[1]["run"], "--out", "both.png")
     assert "train.seed" in answer.out and "model.depth" not in answer.out and (trained / "both.png").is_file()
-    told = json.loads(vitascope("runs", "compare", listed[0]["run"], listed[1]["run"], "--json").out)
-    assert told["differing"] == {"train.seed": [1, 2]}
+    report = json.loads(vitascope("runs", "compare", listed[0]["run"], listed[1]["run"], "--json").out)
+    assert report["differing"] == {"train.seed": [1, 2]}
     refused = vitascope("runs", "delete", listed[0]["run"])
     assert refused.code == 2 and "Add --yes" in refused.err and len(list(trained.glob("runs/digits/*"))) == 2
     assert "is not a run" in vitascope("runs", "delete", "runs/digits", "--yes").err, "never the newest of a folder"
@@ -183,8 +185,8 @@ def test_only_a_run_is_deleted(vitascope, trained) -> None:
 def test_recording_runs(vitascope, trained) -> None:
     answer = vitascope("record", *map(str, sorted(trained.glob("runs/digits/*"))), "--name", "tiny")
     assert answer.code == 0 and " % (seeds 1, 2), " in answer.out and "tiny: test accuracy" in answer.out
-    said = json.loads((trained / "results" / "tiny.json").read_text())
-    assert said["seeds"] == [1, 2] and len(said["test_accuracy"]) == 2
+    contents = json.loads((trained / "results" / "tiny.json").read_text())
+    assert contents["seeds"] == [1, 2] and len(contents["test_accuracy"]) == 2
     (trained / "PAGE.md").write_text("<!-- results: table tiny -->\n<!-- end results -->\n")
     stale = vitascope("results", "PAGE.md", "--check")
     assert stale.code == 2 and "Out of date with the records: PAGE.md. Run without --check" in stale.err

@@ -36,8 +36,8 @@ def test_training_evaluating_and_resuming(vitascope, here) -> None:
     assert "Training values include augmentation, mixup and label smoothing" in answer.out
     scored = vitascope("evaluate", "runs/digits")
     assert re.search(r"test accuracy \d+\.\d\d% on 899 images", scored.out)
-    found = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
-    assert found["images"] == 90 and 0 <= found["accuracy"] <= 1
+    report = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
+    assert report["images"] == 90 and 0 <= report["accuracy"] <= 1
     assert "Evaluation 2 of this run on these test images." in vitascope("evaluate", "runs/digits").out
     assert "is already finished" in vitascope("resume", "runs/digits").out
 
@@ -243,8 +243,8 @@ def test_the_preview_says_how_images_are_mixed() -> None:
 def test_data_is_listed_described_and_previewed(vitascope, here) -> None:
     listed = vitascope("data", "list", "--root", str(here))
     assert "digits         built in" in listed.out and "cifar10        not found" in listed.out
-    found = json.loads(vitascope("data", "describe", "digits", "--json").out)
-    assert found["splits"]["train"]["images"] == 898 and found["splits"]["test"]["also_in_train"] == 0
+    report = json.loads(vitascope("data", "describe", "digits", "--json").out)
+    assert report["splits"]["train"]["images"] == 898 and report["splits"]["test"]["also_in_train"] == 0
     assert "898 images, 8×8 pixels, 1 channel\n" in vitascope("data", "describe", "digits").out
     assert vitascope("data", "preview", "digits").code == 0
     with Image.open("preview.png") as picture:

@@ -31,10 +31,10 @@ def images_for(model: VisionTransformer, count: int = 20) -> torch.Tensor:
 def test_an_int8_layer_is_the_layer_to_a_few_percent(bias) -> None:
     linear, tokens = nn.Linear(64, 48, bias=bias), torch.randn(2, 9, 64)
     linear.weight.data[3] *= 100  # a loud row does not drown the others: each has its own scale
-    wanted, found = linear(tokens), Int8Linear(linear)(tokens)
+    wanted, result = linear(tokens), Int8Linear(linear)(tokens)
     for row in range(48):
-        assert (found - wanted)[..., row].norm() < 0.04 * wanted[..., row].norm()
-    assert not torch.equal(found, wanted)
+        assert (result - wanted)[..., row].norm() < 0.04 * wanted[..., row].norm()
+    assert not torch.equal(result, wanted)
 
 
 def test_the_largest_products_do_not_overflow_on_this_processor() -> None:
@@ -53,8 +53,8 @@ def test_a_whole_model_answers_in_int8(pool, int8_wins, unchecked_shapes) -> Non
     assert (form, gain) == ("int8", 2.0)
     pictures = images_for(model)
     with torch.no_grad():
-        wanted, found = model.compute_pooled_features(pictures), quick(pictures)
-    assert 0 < (found - wanted).norm() < 0.05 * wanted.norm()
+        wanted, result = model.compute_pooled_features(pictures), quick(pictures)
+    assert 0 < (result - wanted).norm() < 0.05 * wanted.norm()
 
 
 def test_what_is_faster_and_as_good_answers_and_the_check_is_kept(run, int8_wins, monkeypatch) -> None:

@@ -37,11 +37,11 @@ def test_an_interval_holds_the_share_and_stays_between_0_and_1(images, share) ->
 
 def test_per_class_numbers_are_scikit_learns() -> None:
     generator = torch.Generator().manual_seed(1)
-    labels, said = (torch.randint(0, 5, (300,), generator=generator) for _ in range(2))
-    said[:200] = labels[:200]
-    counts = compute_confusion_matrix(labels, said, 5)
-    assert (counts.numpy() == metrics.confusion_matrix(labels, said)).all()
-    theirs = metrics.precision_recall_fscore_support(labels, said)
+    labels, predicted = (torch.randint(0, 5, (300,), generator=generator) for _ in range(2))
+    predicted[:200] = labels[:200]
+    counts = compute_confusion_matrix(labels, predicted, 5)
+    assert (counts.numpy() == metrics.confusion_matrix(labels, predicted)).all()
+    theirs = metrics.precision_recall_fscore_support(labels, predicted)
     ours = compute_class_scores(counts, list("abcde"))
     for number, row in enumerate(ours.values()):
         assert (row.precision, row.recall, row.f1, row.images) == pytest.approx([column[number] for column in theirs])
@@ -50,11 +50,16 @@ def test_per_class_numbers_are_scikit_learns() -> None:
 
 
 def test_a_class_that_is_not_there_has_no_share() -> None:
-    found = compute_class_scores(
+    scores = compute_class_scores(
         compute_confusion_matrix(torch.tensor([0, 0]), torch.tensor([0, 1]), 3), ["a", "b", "c"]
     )
-    assert (found["b"].recall, found["b"].precision) == (None, 0.0)
-    assert (found["c"].recall, found["c"].precision, found["c"].f1, found["c"].taken_for) == (None, None, None, None)
+    assert (scores["b"].recall, scores["b"].precision) == (None, 0.0)
+    assert (scores["c"].recall, scores["c"].precision, scores["c"].f1, scores["c"].taken_for) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 def with_confidence(shares: list[float], right: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,10 +71,10 @@ def with_confidence(shares: list[float], right: list[int]) -> tuple[torch.Tensor
 def test_the_calibration_error_of_a_worked_example() -> None:
     """|0.95 − 1|, |0.90 − 0| in bins of their own; 0.62 and 0.64 share one: |0.63 − 0.5|·2."""
     logits, labels = with_confidence([0.95, 0.90, 0.62, 0.64], [1, 0, 1, 0])
-    found = compute_calibration_and_scores(logits, labels)
-    assert found.ece == pytest.approx(0.3025)
-    assert [part.images for part in found.bins if part.images] == [2, 1, 1]
-    assert found.gap == pytest.approx((0.95 + 0.9 + 0.62 + 0.64) / 4 - 0.5)
+    calibration = compute_calibration_and_scores(logits, labels)
+    assert calibration.ece == pytest.approx(0.3025)
+    assert [part.images for part in calibration.bins if part.images] == [2, 1, 1]
+    assert calibration.gap == pytest.approx((0.95 + 0.9 + 0.62 + 0.64) / 4 - 0.5)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +116,8 @@ def test_the_calibration_error_of_a_worked_example() -> None:
     ],
 )
 def test_the_same_calibration_number_is_never_given_twice(shares, right, description) -> None:
-    found = compute_calibration_and_scores(*with_confidence(shares, right)).description
-    assert found.startswith(description), found
+    result = compute_calibration_and_scores(*with_confidence(shares, right)).description
+    assert result.startswith(description), result
 
 
 def test_the_calibration_error_is_that_of_an_independent_implementation() -> None:
@@ -124,27 +129,31 @@ def test_the_calibration_error_is_that_of_an_independent_implementation() -> Non
     sure, right = shares.max(1), shares.argmax(1) == labels.numpy()
     place = np.digitize(sure, np.linspace(0, 1, 16), right=True)  # (low, high]
     gaps = [abs(sure[place == b].mean() - right[place == b].mean()) * (place == b).mean() for b in np.unique(place)]
-    found = compute_calibration_and_scores(logits, labels)
-    assert found.ece == pytest.approx(sum(gaps))
-    assert found.loss == pytest.approx(metrics.log_loss(labels, shares, labels=range(7)))
-    assert sum(part.images for part in found.bins) == 2000
+    calibration = compute_calibration_and_scores(logits, labels)
+    assert calibration.ece == pytest.approx(sum(gaps))
+    assert calibration.loss == pytest.approx(metrics.log_loss(labels, shares, labels=range(7)))
+    assert sum(part.images for part in calibration.bins) == 2000
 
 
 def test_a_confidence_on_an_edge_belongs_to_the_bin_below() -> None:
-    found = compute_calibration_and_scores(torch.zeros(3, 2), torch.tensor([0, 0, 1]), num_bins=4)  # all exactly 0.5
-    assert [part.images for part in found.bins] == [0, 3, 0, 0]
+    calibration = compute_calibration_and_scores(
+        torch.zeros(3, 2), torch.tensor([0, 0, 1]), num_bins=4
+    )  # all exactly 0.5
+    assert [part.images for part in calibration.bins] == [0, 3, 0, 0]
 
 
 def test_brier_and_loss_of_worked_examples() -> None:
-    found = compute_calibration_and_scores(torch.tensor([[0.7, 0.2, 0.1]]).log(), torch.tensor([0]))
-    assert found.brier == pytest.approx(0.14, abs=1e-6) and found.loss == pytest.approx(-math.log(0.7), abs=1e-6)
+    calibration = compute_calibration_and_scores(torch.tensor([[0.7, 0.2, 0.1]]).log(), torch.tensor([0]))
+    assert calibration.brier == pytest.approx(0.14, abs=1e-6) and calibration.loss == pytest.approx(
+        -math.log(0.7), abs=1e-6
+    )
     even = compute_calibration_and_scores(torch.zeros(3, 10), torch.tensor([0, 1, 2]))
     assert even.brier == pytest.approx(0.9) and even.loss == pytest.approx(math.log(10))
 
 
 def test_being_always_sure_and_always_right_is_no_error() -> None:
-    found = compute_calibration_and_scores(torch.eye(4) * 1000, torch.arange(4))
-    assert found.ece == 0 and found.bins[-1].images == 4
+    calibration = compute_calibration_and_scores(torch.eye(4) * 1000, torch.arange(4))
+    assert calibration.ece == 0 and calibration.bins[-1].images == 4
 
 
 @given(factor=st.sampled_from([0.3, 0.7, 1.0, 2.0, 5.0]))

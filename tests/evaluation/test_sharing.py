@@ -105,11 +105,11 @@ def test_a_folder_is_opened_by_the_library_it_is_for(form, tmp_path, monkeypatch
     def other(facts, weights):
         """A hidden width that is not the weights': our own reader does not ask the config for it."""
         files, tensors = real(facts, weights)
-        said = files["config.json"]
+        config = files["config.json"]
         if form == "timm":
-            said["model_args"]["mlp_ratio"] = 2.0
+            config["model_args"]["mlp_ratio"] = 2.0
         else:
-            said["intermediate_size"] = 17
+            config["intermediate_size"] = 17
         return files, tensors
 
     monkeypatch.setitem(CONVERTERS_BY_LIBRARY, form, other)

@@ -46,10 +46,10 @@ def test_a_prediction_from_a_file_equals_the_evaluation_of_the_same_image(tmp_pa
         .softmax(1)
     )
     for path, expected in zip(paths, shares, strict=True):
-        (found,) = model.predict(path)
-        assert found.label == model.classes[int(expected.argmax())] and found.file == str(path)
-        assert list(found.probabilities.values()) == pytest.approx(expected.tolist(), abs=1e-5)
-        assert found.probability == max(found.probabilities.values())
+        (prediction,) = model.predict(path)
+        assert prediction.label == model.classes[int(expected.argmax())] and prediction.file == str(path)
+        assert list(prediction.probabilities.values()) == pytest.approx(expected.tolist(), abs=1e-5)
+        assert prediction.probability == max(prediction.probabilities.values())
 
 
 def test_images_in_any_form_are_the_same_images(run, tmp_path) -> None:
@@ -135,8 +135,8 @@ def test_a_mirror_symmetric_model_gains_nothing_from_two_views_whatever_the_imag
             return self.one_sided(images) + self.one_sided(images.flip(-1))
 
     symmetric = replace(model, model=Symmetric().eval())
-    found = [measure_accuracy_under_corruptions(symmetric, test, views) for views in (1, 2)]
-    assert found[0] == found[1]
+    accuracies = [measure_accuracy_under_corruptions(symmetric, test, views) for views in (1, 2)]
+    assert accuracies[0] == accuracies[1]
 
 
 def test_a_look_at_other_images_is_no_look_at_the_test_images(run, tmp_path) -> None:
@@ -150,9 +150,11 @@ def test_a_look_at_other_images_is_no_look_at_the_test_images(run, tmp_path) -> 
     model.evaluate(data=str(tmp_path / "runs" / ".." / "files"), robust=False)
     assert [opening.use_count for opening in read_test_set_log(run)] == [1, 2]
     assert find_first_finished_test_entry(run, 1) is None and summarize_run(run).test_accuracy is None
-    found = model.evaluate(data="digits", robust=False)
+    evaluation = model.evaluate(data="digits", robust=False)
     assert (
-        found.eval_data.is_run_data and found.test_use_count == 1 and summarize_run(run).test_accuracy == found.accuracy
+        evaluation.eval_data.is_run_data
+        and evaluation.test_use_count == 1
+        and summarize_run(run).test_accuracy == evaluation.accuracy
     )
     assert find_first_finished_test_entry(run, 1).use_count == 1
 
@@ -170,16 +172,16 @@ def test_the_runs_own_folder_without_test_images_is_not_evaluated_as_new_data(tm
         with pytest.raises(UserError, match="has changed since the run was trained"):
             model.evaluate(split)
     saved(tmp_path / "other", 20)
-    found = model.evaluate(data=str(tmp_path / "other"), robust=False)
-    assert found.temperature is None and "has changed since" in found.temperature_note
+    evaluation = model.evaluate(data=str(tmp_path / "other"), robust=False)
+    assert evaluation.temperature is None and "has changed since" in evaluation.temperature_note
 
 
 def test_data_that_is_gone_costs_the_temperature_only(tmp_path) -> None:
     saved(tmp_path / "own", 80)
     run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own"), "train.batch_size": 8, "train.epochs": 1})
     (tmp_path / "own").rename(tmp_path / "moved")
-    found = vitascope.open_model(run).evaluate(data=str(tmp_path / "moved"), robust=False)
-    assert found.temperature is None and "There is no data set" in found.temperature_note
+    evaluation = vitascope.open_model(run).evaluate(data=str(tmp_path / "moved"), robust=False)
+    assert evaluation.temperature is None and "There is no data set" in evaluation.temperature_note
 
 
 def test_an_npz_with_numbers_for_classes_judges_a_run_with_names(tmp_path) -> None:
@@ -190,19 +192,21 @@ def test_an_npz_with_numbers_for_classes_judges_a_run_with_names(tmp_path) -> No
     config["classes"] = [f"class {name}" for name in config["classes"]]
     run.get_path("config.json").write_text(json.dumps(config))
     np.savez(tmp_path / "new.npz", x_test=test.images[:, 0].numpy(), y_test=test.labels.numpy())
-    found = vitascope.open_model(run).evaluate(data=str(tmp_path / "new.npz"), robust=False)
-    assert found.eval_data.split == "test" and found.per_class["class 3"].images == int((test.labels == 3).sum())
+    evaluation = vitascope.open_model(run).evaluate(data=str(tmp_path / "new.npz"), robust=False)
+    assert evaluation.eval_data.split == "test" and evaluation.per_class["class 3"].images == int(
+        (test.labels == 3).sum()
+    )
 
 
 def test_files_that_are_no_images_are_named_in_every_answer(run, tmp_path) -> None:
     paths, _ = saved(tmp_path / "files", 12)
     (paths[0].parent / "torn.png").write_bytes(b"no image")
     model = vitascope.open_model(run)
-    found = model.evaluate(data=str(tmp_path / "files"), robust=False)
+    evaluation = model.evaluate(data=str(tmp_path / "files"), robust=False)
     near = find_similar_images(model, paths[0], tmp_path / "files", 3)
     for broken in (
-        found.eval_data.unreadable_files,
-        found.as_dict()["skipped"],
+        evaluation.eval_data.unreadable_files,
+        evaluation.as_dict()["skipped"],
         near.unreadable_files,
         model.predict(tmp_path / "files").unreadable_files,
     ):
@@ -213,8 +217,8 @@ def test_a_torn_line_among_the_openings_is_a_look_without_a_result(run) -> None:
     from vitascope.run.test_set_log import read_test_set_log
 
     run.get_path("test-openings.jsonl").write_bytes(b'{"opening": 1, "when": "20\xff')
-    found = vitascope.open_model(run).evaluate(robust=False)
-    assert found.test_use_count == 2
+    evaluation = vitascope.open_model(run).evaluate(robust=False)
+    assert evaluation.test_use_count == 2
     assert [bool(opening.result) for opening in read_test_set_log(run)] == [False, True]
 
 
@@ -238,38 +242,38 @@ def test_what_is_no_image_is_refused(run, images, sentence) -> None:
 
 
 def test_an_evaluation_agrees_with_itself(run) -> None:
-    found = vitascope.open_model(run).evaluate()
-    told = found.as_dict()
-    counts = torch.tensor(told["confusion"])
-    assert counts.sum() == told["images"] == 899
-    assert told["accuracy"] == pytest.approx(counts.diagonal().sum().item() / 899)
-    assert told["accuracy"] > 0.5, "the run must have learnt something, or this tests nothing"
-    assert told["interval"][0] < told["accuracy"] < told["interval"][1] and told["top5"] >= told["accuracy"]
-    assert set(told["per_class"]) == {str(number) for number in range(10)}
-    assert told["temperature"]["fitted_on"] == 90 and "90 validation images" in told["temperature_words"]
-    assert repr(found).startswith("Evaluation(test, 899 images") and len(repr(found)) < 200
-    assert (found.loss, found.ece) == (told["loss"], told["ece"])
-    worst = told["worst"]
+    evaluation = vitascope.open_model(run).evaluate()
+    report = evaluation.as_dict()
+    counts = torch.tensor(report["confusion"])
+    assert counts.sum() == report["images"] == 899
+    assert report["accuracy"] == pytest.approx(counts.diagonal().sum().item() / 899)
+    assert report["accuracy"] > 0.5, "the run must have learnt something, or this tests nothing"
+    assert report["interval"][0] < report["accuracy"] < report["interval"][1] and report["top5"] >= report["accuracy"]
+    assert set(report["per_class"]) == {str(number) for number in range(10)}
+    assert report["temperature"]["fitted_on"] == 90 and "90 validation images" in report["temperature_words"]
+    assert repr(evaluation).startswith("Evaluation(test, 899 images") and len(repr(evaluation)) < 200
+    assert (evaluation.loss, evaluation.ece) == (report["loss"], report["ece"])
+    worst = report["worst"]
     assert [m["probability_of_label"] for m in worst] == sorted(m["probability_of_label"] for m in worst)
     assert all(m["label"] != m["said"] and m["probability"] > m["probability_of_label"] for m in worst)
-    for decline in told["robustness"].values():
-        assert decline["levels"][0] == 0 and decline["accuracy"][0] == pytest.approx(told["accuracy"])
-    assert told["robustness"]["noise"]["accuracy"][-1] < told["accuracy"]
-    json.dumps(told)
+    for decline in report["robustness"].values():
+        assert decline["levels"][0] == 0 and decline["accuracy"][0] == pytest.approx(report["accuracy"])
+    assert report["robustness"]["noise"]["accuracy"][-1] < report["accuracy"]
+    json.dumps(report)
 
 
 def test_the_report_and_its_pictures_are_in_the_run_and_in_a_notebook(run) -> None:
     model = vitascope.open_model(run)
-    found = model.evaluate("val")
-    folder = write_evaluation_json_and_figures(found)
+    evaluation = model.evaluate("val")
+    folder = write_evaluation_json_and_figures(evaluation)
     assert folder == run.path / "evaluation" / "val"
-    count = 90 - found.num_correct
-    assert describe_number_of_shown_errors(found, count - 1) == f"the worst {count - 1} of {count} errors"
-    assert describe_number_of_shown_errors(found, count) == f"all {count} errors"
+    count = 90 - evaluation.num_correct
+    assert describe_number_of_shown_errors(evaluation, count - 1) == f"the worst {count - 1} of {count} errors"
+    assert describe_number_of_shown_errors(evaluation, count) == f"all {count} errors"
     assert sorted(p.name for p in folder.iterdir()) == [
         *("confusion.png", "errors.png", "reliability.png", "report.json", "robustness.png"),
     ]
-    assert found._repr_html_().count("<img") == len(draw_evaluation_figures(found)) == 4
+    assert evaluation._repr_html_().count("<img") == len(draw_evaluation_figures(evaluation)) == 4
     assert str(run.path) in model._repr_html_()
     assert "val accuracy" not in run._repr_html_() and "<img" in run._repr_html_()
 
@@ -279,12 +283,12 @@ def test_other_data_is_matched_by_the_names_of_its_classes(run, tmp_path) -> Non
     for path in (tmp_path / "files" / "3").iterdir():
         path.unlink()
     (tmp_path / "files" / "3").rmdir()  # a class less: numbers would be off by one
-    found = vitascope.open_model(run).evaluate(data=str(tmp_path / "files"))
+    evaluation = vitascope.open_model(run).evaluate(data=str(tmp_path / "files"))
     kept = test.labels != 3
-    said = vitascope.open_model(run).compute_logits_of_stored_images(test.images).argmax(1)
-    assert found.accuracy == pytest.approx((said == test.labels)[kept].float().mean().item())
-    assert found.eval_data.split == "all" and found.per_class["3"].recall is None
-    assert found.worst_errors[0].file in [str(path.resolve()) for path in paths]
+    predicted = vitascope.open_model(run).compute_logits_of_stored_images(test.images).argmax(1)
+    assert evaluation.accuracy == pytest.approx((predicted == test.labels)[kept].float().mean().item())
+    assert evaluation.eval_data.split == "all" and evaluation.per_class["3"].recall is None
+    assert evaluation.worst_errors[0].file in [str(path.resolve()) for path in paths]
     (tmp_path / "files" / "cat").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "files" / "cat" / "x.png")
     with pytest.raises(UserError, match="classes unknown to the model: cat"):
@@ -308,17 +312,17 @@ def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> No
         compute_logits(model.model, images, prepare, make_float32_inference_hardware(model.model), num_views=2),
         expected,
     )
-    found = model.evaluate(views=2)
-    assert found.accuracy == pytest.approx((expected.argmax(1) == test.labels[:50]).float().mean().item())
-    assert write_evaluation_json_and_figures(found).name == "test-2-views"
+    evaluation = model.evaluate(views=2)
+    assert evaluation.accuracy == pytest.approx((expected.argmax(1) == test.labels[:50]).float().mean().item())
+    assert write_evaluation_json_and_figures(evaluation).name == "test-2-views"
     for views in (6, 10):
         assert (
             write_evaluation_json_and_figures(model.evaluate(views=views, robust=False)).name == f"test-{views}-views"
         )
     assert [opening.views for opening in read_test_set_log(run)] == [2, 6, 10]
     six = model.compute_logits_of_stored_images(images, views=6).double().softmax(1)
-    said = model.predict(images, views=6)
-    assert [item.probability for item in said] == pytest.approx(six.amax(1).tolist())
+    predictions = model.predict(images, views=6)
+    assert [item.probability for item in predictions] == pytest.approx(six.amax(1).tolist())
 
 
 def test_a_mirror_image_is_not_shown_to_a_model_that_never_saw_one(run) -> None:
@@ -334,30 +338,32 @@ def test_features_are_what_the_classifier_sees_and_are_written_with_their_files(
     model = vitascope.open_model(run)
     _, test = saved(tmp_path / "files", 20)
     (tmp_path / "files" / "0" / "torn.png").write_bytes(b"no image")
-    found = compute_features_of_image_files(model, [tmp_path / "files"])
-    assert [name.split("/")[-1] for name in found.unreadable_files] == ["torn.png"]
+    image_features = compute_features_of_image_files(model, [tmp_path / "files"])
+    assert [name.split("/")[-1] for name in image_features.unreadable_files] == ["torn.png"]
     with torch.inference_mode():
-        logits = model.model.head(found.features)
-    assert [model.classes[number] for number in logits.argmax(1).tolist()] == found.predictions.labels
-    torch.testing.assert_close(model.features(test.images).sum(0), found.features.sum(0), atol=1e-4, rtol=0)
-    found.save(tmp_path / "out.npz")
+        logits = model.model.head(image_features.features)
+    assert [model.classes[number] for number in logits.argmax(1).tolist()] == image_features.predictions.labels
+    torch.testing.assert_close(model.features(test.images).sum(0), image_features.features.sum(0), atol=1e-4, rtol=0)
+    image_features.save(tmp_path / "out.npz")
     with np.load(tmp_path / "out.npz") as file:
         assert file["features"].shape == (20, 32) and sorted(file) == sorted(
             ["features", "file", "folder", "predicted", "probability"]
         )
         assert file["folder"][0] == "0"
     with pytest.raises(UserError, match=r"\.npz, \.parquet"):
-        found.save(tmp_path / "out.csv")
+        image_features.save(tmp_path / "out.csv")
 
 
 def test_features_go_to_parquet(run, tmp_path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     saved(tmp_path / "files", 5)
-    found = compute_features_of_image_files(vitascope.open_model(run), [tmp_path / "files"])
-    found.save(tmp_path / "out.parquet")
+    image_features = compute_features_of_image_files(vitascope.open_model(run), [tmp_path / "files"])
+    image_features.save(tmp_path / "out.parquet")
     table = parquet.read_table(tmp_path / "out.parquet")
-    assert table.column("file").to_pylist() == found.files
-    np.testing.assert_allclose(np.array(table.column("features").to_pylist()), found.features.numpy(), rtol=1e-6)
+    assert table.column("file").to_pylist() == image_features.files
+    np.testing.assert_allclose(
+        np.array(table.column("features").to_pylist()), image_features.features.numpy(), rtol=1e-6
+    )
 
 
 def test_the_image_most_like_a_training_image_is_itself(run, tmp_path) -> None:
@@ -393,16 +399,16 @@ def test_a_run_can_be_loaded_with_token_reduction(run) -> None:
     images = open_builtin_digits().load_split("test").images[:50]
     shares = [[item.probability for item in model.predict(images)] for model in (whole, merged)]
     assert shares[0] != shares[1]
-    found = merged.evaluate("test", robust=False)
-    assert found.weights_label == "last, merge_tokens=2"
-    assert write_evaluation_json_and_figures(found).name == "test-merge2"
+    evaluation = merged.evaluate("test", robust=False)
+    assert evaluation.weights_label == "last, merge_tokens=2"
+    assert write_evaluation_json_and_figures(evaluation).name == "test-merge2"
     assert "merge_tokens=2" in run.get_path("test-openings.jsonl").read_text()
     assert vitascope.open_model(run).config == whole.config
     quick = vitascope.open_model(run, fast=True)
     quick = quick.with_token_reduction(drop_tokens=3)
     plain = vitascope.open_model(run, drop_tokens=3)
     assert torch.equal(quick.features(images), plain.features(images))  # what was made for all tokens is not used
-    assert found.reduction == "2 tokens merged per block" and found.reduction in merged._repr_html_()
+    assert evaluation.reduction == "2 tokens merged per block" and evaluation.reduction in merged._repr_html_()
     with pytest.raises(UserError, match="merge_tokens and drop_tokens cannot be combined"):
         vitascope.open_model(run, merge_tokens=1, drop_tokens=1)
 
@@ -416,9 +422,9 @@ def test_weights_without_a_classifier_give_features_and_say_so_otherwise(tmp_pat
     save_file(theirs.state_dict(), tmp_path / "features.safetensors")
     model = vitascope.open_model(tmp_path / "features.safetensors")
     paths, _ = saved(tmp_path / "files", 6)
-    found = compute_features_of_image_files(model, [tmp_path / "files"])
-    assert found.predictions is None and found.features.shape == (6, 192)
-    with np.load(found.save(tmp_path / "f.npz")) as arrays:
+    image_features = compute_features_of_image_files(model, [tmp_path / "files"])
+    assert image_features.predictions is None and image_features.features.shape == (6, 192)
+    with np.load(image_features.save(tmp_path / "f.npz")) as arrays:
         assert set(arrays) == {"file", "folder", "features"}
     alike = find_similar_images(model, paths[0], tmp_path / "files", 3)
     assert alike.prediction is None and len(alike.labels) == 3 and figures_of(alike)
@@ -427,10 +433,10 @@ def test_weights_without_a_classifier_give_features_and_say_so_otherwise(tmp_pat
             ask()
 
 
-def figures_of(found):
+def figures_of(neighbours):
     from vitascope.evaluation.figures import draw_query_and_neighbours
 
-    return draw_query_and_neighbours(found)
+    return draw_query_and_neighbours(neighbours)
 
 
 def test_of_a_thousand_classes_the_confusion_shows_those_that_occur() -> None:

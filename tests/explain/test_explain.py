@@ -62,10 +62,10 @@ def pictures(model: nn.Module, count: int = 3) -> torch.Tensor:
 def test_our_maps_are_those_of_an_explicit_computation(kind) -> None:
     model = made(**KINDS[kind])
     images = pictures(model)
-    found = attention_maps(model, images, batch=2)
+    result = attention_maps(model, images, batch=2)
     with torch.no_grad():
         tokens = model.embed(images)
-        for block, maps in zip(model.blocks, found, strict=True):
+        for block, maps in zip(model.blocks, result, strict=True):
             wanted = block.attn.maps(block.norm1(tokens), rotation=model.rotation)
             torch.testing.assert_close(maps, wanted, atol=1e-12, rtol=0)
             torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]), atol=1e-12, rtol=0)
@@ -130,8 +130,8 @@ def test_a_caller_s_own_scale_and_shared_keys_are_kept() -> None:
     query, key, value = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
     wanted = F.scaled_dot_product_attention(query, key, value, scale=0.7, enable_gqa=True)
     with AttentionRecorder() as watching:
-        found = F.scaled_dot_product_attention(query, key, value, scale=0.7, enable_gqa=True)
-    torch.testing.assert_close(found, wanted)
+        output = F.scaled_dot_product_attention(query, key, value, scale=0.7, enable_gqa=True)
+    torch.testing.assert_close(output, wanted)
     assert watching.maps[0].shape == (1, 4, 5, 6)
 
 
@@ -180,11 +180,15 @@ def test_hiding_is_brute_force() -> None:
 def test_integrated_gradients_sum_to_the_difference_they_explain() -> None:
     model = made()
     images, targets = pictures(model), torch.tensor([0, 4, 2])
-    found = integrated_gradients(model, images, targets, steps=200)
+    attribution = integrated_gradients(model, images, targets, steps=200)
     with torch.no_grad():
         change = model(images) - model(torch.zeros_like(images))
-    torch.testing.assert_close(found.sum((1, 2, 3)), change.gather(1, targets[:, None])[:, 0], rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(sum_pixels_per_patch(found, get_token_layout(model)).sum((1, 2)), found.sum((1, 2, 3)))
+    torch.testing.assert_close(
+        attribution.sum((1, 2, 3)), change.gather(1, targets[:, None])[:, 0], rtol=1e-3, atol=1e-4
+    )
+    torch.testing.assert_close(
+        sum_pixels_per_patch(attribution, get_token_layout(model)).sum((1, 2)), attribution.sum((1, 2, 3))
+    )
 
 
 def one_patch_matters(looked_at: float) -> tuple[VisionTransformer, torch.Tensor]:

@@ -52,10 +52,10 @@ def test_all_figures_and_numbers_are_written(vitascope, run, images, tmp_path) -
     )
     for stem in ("explanations-digit0", "heads-digit1", "evidence", "probes-blocks", "probes-colours", "probes-map"):
         assert (out / f"{stem}.png").stat().st_size > 5000 and (out / f"{stem}.svg").is_file()
-    said = json.loads((out / "explanations.json").read_text())
-    assert len(said["images"]) == 2 and len(said["images"][0]["heat"]["relevance"]) == 4
+    contents = json.loads((out / "explanations.json").read_text())
+    assert len(contents["images"]) == 2 and len(contents["images"][0]["heat"]["relevance"]) == 4
     assert "attention-gradient   gradient-weighted attention: attention × gradient of the logit" in answer.out
-    assert {row["method"] for row in said["evidence"]} == {*METHODS, "random"}, "the names in JSON stay"
+    assert {row["method"] for row in contents["evidence"]} == {*METHODS, "random"}, "the names in JSON stay"
     assert "relevance            attention × gradient of the logit" in answer.out
     assert json.loads((out / "probes.json").read_text())["lens"][-1] == 1.0  # after the last block: the answer itself
 
@@ -90,16 +90,16 @@ def test_a_folder_s_pictures_that_explain_wrote_are_not_explained_again(vitascop
     for _ in range(2):
         answer = vitascope("explain", str(run.path), str(tmp_path), "--out", str(tmp_path), "--methods", "attention")
         assert answer.code == 0, answer.err
-        said = json.loads((tmp_path / "explanations.json").read_text())
-        assert len(said["images"]) == len(images) and any("probes-map" in file for file in said["files"])
+        contents = json.loads((tmp_path / "explanations.json").read_text())
+        assert len(contents["images"]) == len(images) and any("probes-map" in file for file in contents["files"])
 
 
 def test_probes_can_be_about_test_images(vitascope, run, images, tmp_path) -> None:
     subject = open_model(str(run.path))
-    found = load_preprocessed_run_images(subject, "test")
+    run_images = load_preprocessed_run_images(subject, "test")
     wanted = open_builtin_digits().load_split("test").select_evenly(MAX_IMAGES)
-    assert found is not None and found[1:] == (wanted.labels.tolist(), "test")
-    assert torch.equal(found[0], subject.preprocessing(wanted.images))
+    assert run_images is not None and run_images[1:] == (wanted.labels.tolist(), "test")
+    assert torch.equal(run_images[0], subject.preprocessing(wanted.images))
     answer = vitascope("explain", str(run.path), images[0], "--split", "tset", "--out", str(tmp_path / "out"))
     assert answer.code == 2 and "There is no split 'tset'" in answer.err and not (tmp_path / "out").exists()
 
@@ -145,11 +145,13 @@ def test_json_holds_the_requested_methods(vitascope, run, images, tmp_path) -> N
         "3",
     ]
     answer = vitascope("explain", str(run.path), images[0], "--out", str(tmp_path), *words, "--no-analysis", "--json")
-    said = json.loads(answer.out)
-    assert set(said["images"][0]["heat"]) == {"rollout", "gradient"} and said["images"][0]["explained"] == "3"
-    assert {row["method"] for row in said["evidence"]} == {"rollout", "gradient", "random"}
-    assert not any("probes" in path for path in said["files"])
-    assert "NaN" not in answer.out and said["evidence"][0]["deletion_error"] is None, "one image has no standard error"
+    report = json.loads(answer.out)
+    assert set(report["images"][0]["heat"]) == {"rollout", "gradient"} and report["images"][0]["explained"] == "3"
+    assert {row["method"] for row in report["evidence"]} == {"rollout", "gradient", "random"}
+    assert not any("probes" in path for path in report["files"])
+    assert "NaN" not in answer.out and report["evidence"][0]["deletion_error"] is None, (
+        "one image has no standard error"
+    )
 
 
 def test_captions_name_the_patch_from_1_and_only_what_is_drawn() -> None:
@@ -258,5 +260,5 @@ def test_real_pretrained_weights_look_at_the_animal(vitascope, tmp_path) -> None
     out = tmp_path / "out"
     less = ["--methods", "relevance", "--blocks", "12", "--no-analysis"]
     answer = vitascope("explain", str(weights), str(photos[0]), *less, "--out", str(out), "--json")
-    said = json.loads(answer.out)
-    assert said["images"][0]["probability"] > 0.2 and len(said["images"][0]["heat"]["relevance"]) == 14
+    report = json.loads(answer.out)
+    assert report["images"][0]["probability"] > 0.2 and len(report["images"][0]["heat"]["relevance"]) == 14

@@ -18,8 +18,10 @@ from vitascope.explain.model_figures import _convert_to_rounded_lists_with_none_
 def test_even_attention_looks_as_far_as_the_grid_s_mean_distance(side, wanted) -> None:
     tokens = side * side + 1
     even = torch.full((1, 2, tokens, tokens), 1 / tokens).double()
-    found = model_statistics.compute_mean_attention_distance(even, TokenLayout(1, side, side, reads_class_token=True))
-    assert found.shape == (1, 2) and found[0, 0].item() == pytest.approx(wanted, abs=1e-3)
+    distance = model_statistics.compute_mean_attention_distance(
+        even, TokenLayout(1, side, side, reads_class_token=True)
+    )
+    assert distance.shape == (1, 2) and distance[0, 0].item() == pytest.approx(wanted, abs=1e-3)
 
 
 def test_distance_does_not_depend_on_what_the_class_token_draws() -> None:
@@ -45,22 +47,22 @@ def test_cka_by_its_laws() -> None:
     torch.manual_seed(0)
     x = torch.randn(12, 6).double()
     turn, _ = torch.linalg.qr(torch.randn(6, 6).double())
-    found = model_statistics.MinibatchCKA(4)
-    found.add_batch([x, 3 * x @ turn, x + 5, torch.randn(12, 6).double()])
-    matrix = found.compute_matrix()
+    cka = model_statistics.MinibatchCKA(4)
+    cka.add_batch([x, 3 * x @ turn, x + 5, torch.randn(12, 6).double()])
+    matrix = cka.compute_matrix()
     torch.testing.assert_close(matrix[0, :3], torch.ones(3).double())
     assert abs(matrix[0, 3]) < 0.5 and torch.allclose(matrix, matrix.T)
     apart = model_statistics.MinibatchCKA(2)
     apart.add_batch([torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])])
     assert apart.compute_matrix()[0, 1].item() < 0.01
     with pytest.raises(UserError, match="at least 4 images"):
-        found.add_batch([x[:3]] * 4)
+        cka.add_batch([x[:3]] * 4)
 
 
 def test_the_similarity_of_features_that_are_equal_for_all_images_is_undefined() -> None:
-    found = model_statistics.MinibatchCKA(2)
-    found.add_batch([torch.randn(1, 6).expand(12, 6), torch.randn(12, 6)])
-    matrix = found.compute_matrix()
+    cka = model_statistics.MinibatchCKA(2)
+    cka.add_batch([torch.randn(1, 6).expand(12, 6), torch.randn(12, 6)])
+    matrix = cka.compute_matrix()
     assert matrix[0].isnan().all() and matrix[1, 0].isnan() and matrix[1, 1].item() == pytest.approx(1)
     assert _convert_to_rounded_lists_with_none_for_nan(matrix) == [[None, None], [None, 1.0]]
 
@@ -119,9 +121,9 @@ def test_colours_are_between_0_and_1_and_like_patches_are_alike() -> None:
     layout = TokenLayout(1, 2, 2, reads_class_token=True)
     tokens = torch.randn(6, 5, 8)
     tokens[:, 2] = tokens[:, 1]
-    found = model_statistics.project_patches_to_pca_rgb(tokens, layout)
-    assert found.shape == (6, 2, 2, 3) and found.min() >= 0 and found.max() <= 1
-    torch.testing.assert_close(found[:, 0, 0], found[:, 0, 1])
+    colours = model_statistics.project_patches_to_pca_rgb(tokens, layout)
+    assert colours.shape == (6, 2, 2, 3) and colours.min() >= 0 and colours.max() <= 1
+    torch.testing.assert_close(colours[:, 0, 0], colours[:, 0, 1])
 
 
 def test_the_initial_tokens_contain_positions_only_if_they_are_added() -> None:

@@ -156,8 +156,8 @@ def test_hovering_a_patch_shows_what_python_computes(made, browser_page) -> None
         )
         table = (np.array(colormaps["viridis"].colors) * 255).round()
         steps = np.minimum(255, np.rint(255 * wanted / top)).astype(int)
-        found = np.array(pixels).reshape(-1, 4)[:, :3]
-        assert np.abs(found - table[steps]).max() <= 4  # a byte's rounding is a neighbouring colour
+        colours = np.array(pixels).reshape(-1, 4)[:, :3]
+        assert np.abs(colours - table[steps]).max() <= 4  # a byte's rounding is a neighbouring colour
         tile = (
             page.locator(".heads canvas")
             .nth(2 * block + head)

@@ -160,12 +160,12 @@ def test_the_file_is_one_and_says_what_its_user_must_know_and_nothing_of_this_ma
     write_torch(model.model, model.info, tmp_path / "model.pt2", run_name="digits/mine")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.pt2"]
     whole = onnx.load(tmp_path / "model.onnx")
-    said, extra = {entry.key: entry.value for entry in whole.metadata_props}, {"vitascope.json": ""}
+    metadata, extra = {entry.key: entry.value for entry in whole.metadata_props}, {"vitascope.json": ""}
     torch.export.load(tmp_path / "model.pt2", extra_files=extra)
-    assert json.loads(extra["vitascope.json"]) == said
-    assert json.loads(said["classes"]) == model.classes and json.loads(said["img_size"]) == [8, 8]
-    assert json.loads(said["mean"]) == list(model.info.preparation.mean)
-    assert (said["run"], said["in_chans"]) == ("digits/mine", "1") and "/ 255" in said["preparation"]
+    assert json.loads(extra["vitascope.json"]) == metadata
+    assert json.loads(metadata["classes"]) == model.classes and json.loads(metadata["img_size"]) == [8, 8]
+    assert json.loads(metadata["mean"]) == list(model.info.preparation.mean)
+    assert (metadata["run"], metadata["in_chans"]) == ("digits/mine", "1") and "/ 255" in metadata["preparation"]
     assert whole.opset_import[0].version == 18 and whole.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for file in tmp_path.iterdir():
         content = file.read_bytes()
@@ -183,15 +183,15 @@ def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monk
     model = open_model(run)
     written = export_run(model, "int8", tmp_path / "short.onnx")
     assert opened and "test" not in opened
-    held, told = load_verified_run_split(run, model.info, "val"), written.int8
+    held, comparison = load_verified_run_split(run, model.info, "val"), written.int8
     parts = model.info.preparation(held.images).split(int8.BATCH_SIZE)  # scales may depend on who is asked together
-    said = torch.cat([answers_of(tmp_path / "short.onnx", part)[0] for part in parts]).argmax(1)
+    logits = torch.cat([answers_of(tmp_path / "short.onnx", part)[0] for part in parts]).argmax(1)
     with torch.no_grad():
         float32 = model(model.info.preparation(held.images)).argmax(1)
-    assert (told.accuracy.images, told.accuracy.which) == (len(held), "validation")
-    assert told.accuracy.int8 == pytest.approx((said == held.labels).float().mean().item())
-    assert told.accuracy.float32 == pytest.approx((float32 == held.labels).float().mean().item())
-    assert told.accuracy.agreement == pytest.approx((said == float32).float().mean().item())
+    assert (comparison.accuracy.images, comparison.accuracy.which) == (len(held), "validation")
+    assert comparison.accuracy.int8 == pytest.approx((logits == held.labels).float().mean().item())
+    assert comparison.accuracy.float32 == pytest.approx((float32 == held.labels).float().mean().item())
+    assert comparison.accuracy.agreement == pytest.approx((logits == float32).float().mean().item())
     assert 1e-4 < written.differences["logits"] < 0.2
     assert any("Integer" in node.op_type or "Quantize" in node.op_type for node in _nodes(tmp_path / "short.onnx"))
     assert {timing.batch for timing in written.speed} == {1, 64}
@@ -259,7 +259,7 @@ def test_a_file_that_says_nothing_at_all_is_refused() -> None:
     model, pictures = loud(TINY), images_for(TINY, 10)
     for answer in (torch.full((1, 3), float("nan")), torch.zeros(1, 4)):
         apart = verify.compute_max_relative_error_per_output(
-            model, lambda images, said=answer: [said.expand(len(images), -1)], pictures
+            model, lambda images, outputs=answer: [outputs.expand(len(images), -1)], pictures
         )
         with pytest.raises(UserError, match="The exported logits differ"):
             verify.raise_if_export_inaccurate(apart, 1e-4)

@@ -52,8 +52,8 @@ def test_the_speed_up_is_the_quotient_of_the_printed_times() -> None:
     assert slow == "torch 500 µs; onnxruntime 1 ms (2.00 times as slow as torch)"
     for ratio, text in ((1.0, "as fast as torch"), (1 / 1.06, "6 % slower than torch"), (1.03, "1.03 times as fast")):
         assert f"({text}" in _format_times_and_speedups(Timing(1, {"torch": 1.0, "ort": 1 / ratio}, {"ort": ratio}))
-    found = compare_single_thread_speed(VisionTransformer(TINY).eval(), {"again": lambda images: images + 1})
-    for timing in found:
+    timings = compare_single_thread_speed(VisionTransformer(TINY).eval(), {"again": lambda images: images + 1})
+    for timing in timings:
         assert timing.times_as_fast == {"again": timing.milliseconds["torch"] / timing.milliseconds["again"]}
 
 
@@ -75,11 +75,11 @@ def test_the_lines_in_the_docs_answer_as_predict_does(vitascope, run, tmp_path, 
 def test_int8_prints_only_json_with_the_option(vitascope, run, tmp_path) -> None:
     out = tmp_path / "new" / "short.onnx"
     answer = vitascope("export", "onnx", str(run.path), "--int8", "--json", "--out", str(out))
-    said = json.loads(answer.out)
-    assert answer.code == 0 and answer.err == "" and said["path"] == str(out)
-    assert said["bytes"] == out.stat().st_size and said["int8"]["method"] in ("dynamic", "static")
-    assert 0 <= said["int8"]["accuracy"]["int8"] <= 1 and said["int8"]["accuracy"]["which"] == "validation"
-    assert set(said["speed"][0]["times_as_fast"]) == {"onnxruntime", "onnxruntime, int8"}
+    report = json.loads(answer.out)
+    assert answer.code == 0 and answer.err == "" and report["path"] == str(out)
+    assert report["bytes"] == out.stat().st_size and report["int8"]["method"] in ("dynamic", "static")
+    assert 0 <= report["int8"]["accuracy"]["int8"] <= 1 and report["int8"]["accuracy"]["which"] == "validation"
+    assert set(report["speed"][0]["times_as_fast"]) == {"onnxruntime", "onnxruntime, int8"}
 
 
 def test_a_run_without_its_data_is_compared_on_random_images(vitascope, run, tmp_path) -> None:
@@ -107,9 +107,9 @@ def test_weights_from_outside_are_exported_under_their_own_name(vitascope, tmp_p
     monkeypatch.chdir(tmp_path)
     answer = vitascope("export", "torch", "theirs.safetensors", "--json")
     assert answer.code == 0, answer.err
-    said, extra = json.loads(answer.out), {"vitascope.json": ""}
-    torch.export.load(said["path"], extra_files=extra)
-    assert said["compared_on"] == "random" and json.loads(extra["vitascope.json"])["run"] == "theirs"
+    report, extra = json.loads(answer.out), {"vitascope.json": ""}
+    torch.export.load(report["path"], extra_files=extra)
+    assert report["compared_on"] == "random" and json.loads(extra["vitascope.json"])["run"] == "theirs"
 
 
 @pytest.mark.parametrize("form", ["onnx", "torch"])

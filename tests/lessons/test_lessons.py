@@ -13,7 +13,7 @@ from PIL import Image
 from docs.lessons.make import CELL, HERE, LARGEST, PAGES, agree, cells, filled, notebook, notebook_of, run
 
 LESSONS = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-PICTURE = re.compile(r"!\[(?P<said>[^\]]*)\]\((?P<path>[^)]+)\)")
+PICTURE = re.compile(r"!\[(?P<description>[^\]]*)\]\((?P<path>[^)]+)\)")
 # Figures of the sheets, which no code of ours prints.
 OF_THE_SHEETS = {"0.2023", "0.1994", "0.2010", "0.2470", "0.2435", "0.2616"}
 SAME = 0.4  # of 255, on average: the palette makes 0.2, a frame around another patch 0.6
@@ -38,7 +38,7 @@ def test_a_lesson_s_code_prints_and_draws_what_its_page_shows(
             assert agree(cell.shown, printed, cell.within), f"piece {number} prints\n{printed}the page\n{cell.shown}"
     finally:
         torch.set_num_threads(before)
-    shown = {found["path"] for found in PICTURE.finditer(text)}
+    shown = {picture["path"] for picture in PICTURE.finditer(text)}
     assert shown == {f"images/{path.name}" for path in Path("images").iterdir()}
     for name in shown:
         new, old = pixels(Path(name)), pixels(HERE / name)
@@ -81,16 +81,16 @@ def test_a_lesson_s_notebook_is_its_page(page: Path) -> None:
 @pytest.mark.parametrize("page", [*PAGES, HERE / "README.md"], ids=lambda page: page.stem)
 def test_pictures_are_there_light_and_told_in_words_and_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for found in PICTURE.finditer(text):
-        path = page.parent / found["path"]
-        assert path.stat().st_size <= LARGEST, found["path"]
-        assert len(found["said"]) > 20, found["path"]
+    for picture in PICTURE.finditer(text):
+        path = page.parent / picture["path"]
+        assert path.stat().st_size <= LARGEST, picture["path"]
+        assert len(picture["description"]) > 20, picture["path"]
     for link in re.findall(r"\]\((?!https?://|#)([^)#]+)", text):
         assert (page.parent / link).exists(), link
 
 
 def test_no_picture_is_left_over() -> None:
-    used = {found["path"] for page in PAGES for found in PICTURE.finditer(page.read_text(encoding="utf-8"))}
+    used = {picture["path"] for page in PAGES for picture in PICTURE.finditer(page.read_text(encoding="utf-8"))}
     assert used == {f"images/{path.name}" for path in (HERE / "images").iterdir()}
 
 

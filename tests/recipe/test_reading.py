@@ -23,16 +23,16 @@ def test_overrides_change_the_recipe_and_bare_keys_mean_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "is empty"),
         ("# nothing", "is empty"),
         ("train: 5", "train must contain settings"),
     ],
 )
-def test_an_empty_recipe_is_rejected_by_its_name(text, said, tmp_path) -> None:
+def test_an_empty_recipe_is_rejected_by_its_name(text, message, tmp_path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(UserError, match=f"mine.yaml.* {said}"):
+    with pytest.raises(UserError, match=f"mine.yaml.* {message}"):
         read_recipe(str(tmp_path / "mine.yaml"))
 
 

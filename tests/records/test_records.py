@@ -57,23 +57,28 @@ def on_machine(record, name):
 def test_a_record_is_complete_and_agrees_with_the_runs(pair, tmp_path) -> None:
     record = evaluate_and_make_record(pair, "tiny", commit=None)
     path = write_record_per_machine(record, tmp_path)
-    said = json.loads(path.read_text())
-    assert {"name", "recipe", "data", "track", "params", "tokens", "images_seen", "views", "seeds"} <= set(said)
-    assert {"test_accuracy", "seconds", "cold_seconds", "machine", "versions", "commit", "command"} <= set(said)
-    assert said["seeds"] == [1, 2] and said["track"] == "pure" and said["data"] == "digits" and said["tokens"] == 16
+    result = json.loads(path.read_text())
+    assert {"name", "recipe", "data", "track", "params", "tokens", "images_seen", "views", "seeds"} <= set(result)
+    assert {"test_accuracy", "seconds", "cold_seconds", "machine", "versions", "commit", "command"} <= set(result)
+    assert (
+        result["seeds"] == [1, 2]
+        and result["track"] == "pure"
+        and result["data"] == "digits"
+        and result["tokens"] == 16
+    )
     model = vitascope.load(pair[0])
-    assert said["params"] == sum(weight.numel() for weight in model.model.parameters())
-    assert said["images_seen"] == 896 and said["training_images"] == 898 and said["openings"] == [1, 1]
-    assert said["test_accuracy"][0] == model.evaluate(robust=False).accuracy
-    assert "root" not in json.dumps(said["settings"]) and str(pair[0].path.parent) not in path.read_text()
+    assert result["params"] == sum(weight.numel() for weight in model.model.parameters())
+    assert result["images_seen"] == 896 and result["training_images"] == 898 and result["openings"] == [1, 1]
+    assert result["test_accuracy"][0] == model.evaluate(robust=False).accuracy
+    assert "root" not in json.dumps(result["settings"]) and str(pair[0].path.parent) not in path.read_text()
     assert read_record(path) == record
     again = evaluate_and_make_record(pair, "tiny")
     assert again.test_accuracy == record.test_accuracy and again.openings == [1, 1], "the first look counts"
 
 
 def test_a_gpus_first_batch_counts_in_the_cold_seconds_only() -> None:
-    found = {"accuracy": 0.9, "seconds": 0.5, "set_up_seconds": 2.0}
-    opening = EvalLogEntry(1, 1, "digits", "test", 1, "last", "Box", None, found)
+    result = {"accuracy": 0.9, "seconds": 0.5, "set_up_seconds": 2.0}
+    opening = EvalLogEntry(1, 1, "digits", "test", 1, "last", "Box", None, result)
     assert (
         _get_test_seconds_or_zero_if_other_machine(opening, "Box") == 0.5
         and _get_test_seconds_or_zero_if_other_machine(opening, "Box", include_setup=True) == 2.5
@@ -167,8 +172,8 @@ def changed(run, folder, **facts):
 
     copy = Run(folder / run.path.name)
     shutil.copytree(run.path, copy.path)
-    said = json.loads(copy.get_path("machine.json").read_text())
-    copy.get_path("machine.json").write_text(json.dumps(said | facts))
+    machine_info = json.loads(copy.get_path("machine.json").read_text())
+    copy.get_path("machine.json").write_text(json.dumps(machine_info | facts))
     return copy
 
 
@@ -268,10 +273,10 @@ def test_marks_are_filled_within_a_line_over_lines_and_in_recipes(pair, tmp_path
     assert read_page_and_fill_results_marks(page, results) == (text, 2)
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text("# About.\n# Recorded: x\n#   more\ndata:\n  name: digits\n")
-    told, _ = read_page_and_fill_results_marks(recipe, results)
-    assert told.startswith("# About.\n# Recorded: 90.00, 92.00 % test accuracy on digits (2 seeds, last epoch")
-    assert "x\n" not in told and "more" not in told
-    assert told.endswith("data:\n  name: digits\n")
+    result, _ = read_page_and_fill_results_marks(recipe, results)
+    assert result.startswith("# About.\n# Recorded: 90.00, 92.00 % test accuracy on digits (2 seeds, last epoch")
+    assert "x\n" not in result and "more" not in result
+    assert result.endswith("data:\n  name: digits\n")
     (tmp_path / "other.yaml").write_text("# Recorded: wishes\n")
     assert read_page_and_fill_results_marks(tmp_path / "other.yaml", results) == ("# Recorded: not yet.\n", 1)
     for mark, sentence in (("tabel", "Did you mean table?"), ("table tinny", "no record 'tinny'")):
@@ -317,9 +322,9 @@ def test_gpu_benchmarks_and_scaling_exponents_are_formatted_from_their_records(t
     rows = [ours | {"share_of_matrix_rate": 0.25}, row | {"who": "timm, bfloat16", "images_per_second": 800.0}]
     rows.append(row | {"who": "transformers, bfloat16", "broken": "stopped by SIGILL"})
     (tmp_path / "b.json").write_text(json.dumps({"rows": rows}))
-    told = RESULT_FORMATTERS["races"](tmp_path, ["b"]).splitlines()[2]
+    result = RESULT_FORMATTERS["races"](tmp_path, ["b"]).splitlines()[2]
     wanted = ["256×8 train, batch 10", "**2,000**", "×2.50", "×1.50", "25%", "800", "–", "stopped by SIGILL", "–", "–"]
-    assert told == "| " + " | ".join(wanted) + " |"
+    assert result == "| " + " | ".join(wanted) + " |"
     growth = {"machine": {"cpu": "Box"}, "device": "cpu", "exponents": {"depth": {"milliseconds": 1.02, "flops": 0.99}}}
     growth["rows"] = [{"axis": "depth", "depth": depth} for depth in (2, 8)]
     (tmp_path / "g.json").write_text(json.dumps(growth))
@@ -433,10 +438,10 @@ def test_a_record_has_its_track_and_counts_its_previous_stage(tmp_path) -> None:
 def test_the_speedrun_table_has_the_gain_of_each_change(tmp_path) -> None:
     """By hand: 1 and 2 points more are 1.5, with a standard error of 0.5. Of 7 values, 4 arms and 3 seeds leave one
     degree of freedom: Student's t is 12.706. A seed without its pair does not count."""
-    found = [("as it is", 1, 0.90, 10.0), ("as it is", 2, 0.92, 10.0)]
-    found += [("other", 1, 0.91, 12.0), ("other", 2, 0.94, 14.0), ("other", 3, 0.5, 99.0), ("once", 1, 0.89, 9.0)]
-    found += [("once, and more", 1, 0.90, 9.5)]
-    rows = [dict(zip(("arm", "seed", "accuracy", "steady_seconds"), row, strict=True)) for row in found]
+    result = [("as it is", 1, 0.90, 10.0), ("as it is", 2, 0.92, 10.0)]
+    result += [("other", 1, 0.91, 12.0), ("other", 2, 0.94, 14.0), ("other", 3, 0.5, 99.0), ("once", 1, 0.89, 9.0)]
+    result += [("once, and more", 1, 0.90, 9.5)]
+    rows = [dict(zip(("arm", "seed", "accuracy", "steady_seconds"), row, strict=True)) for row in result]
     (tmp_path / "speedrun.json").write_text(json.dumps({"rows": rows}))
     lines = RESULT_FORMATTERS["speedrun"](tmp_path, ["speedrun"]).splitlines()
     assert lines[2] == "| as it is | 2 | 91.00 % | 10.0 | – | – | – |"

@@ -123,14 +123,14 @@ def test_a_claim_of_the_best_holds_or_not_by_the_seeds() -> None:
 
 def test_a_claim_about_a_measure_is_tested_in_pairs_of_seeds() -> None:
     """By hand: differences of accuracy 4, 4, 5 points have the mean 4.33 and the deviation 0.577; t(2) is 4.303."""
-    found = fake({"2": [0.90, 0.92, 0.94], "6": [0.94, 0.96, 0.99]})
+    results = fake({"2": [0.90, 0.92, 0.94], "6": [0.94, 0.96, 0.99]})
     more, less = (Claim("x", "6", FINAL_ACCURACY, expects_higher=more) for more in (True, False))
-    assert more.evaluate(found) == (
+    assert more.evaluate(results) == (
         "holds",
         "final accuracy in %: 96.33; difference to the mean of the others: +4.33 ± 1.43",
     )
-    assert less.evaluate(found)[0] == "the opposite holds"
-    assert more.evaluate(found, num_comparisons=40)[0] == "no significant difference"
+    assert less.evaluate(results)[0] == "the opposite holds"
+    assert more.evaluate(results, num_comparisons=40)[0] == "no significant difference"
     curves = {"steep": [0.2, 0.95, 0.9], "slow": [0.1, 0.3, 0.9], "never": [0.1, 0.2, 0.3]}
     epochs, falls = ({name: MEASURES[what]({"curves": {"val_accuracy": curve}}) for name, curve in curves.items()}
                      for what in (EPOCHS_TO_TARGET, LARGEST_DROP))  # fmt: skip
@@ -193,14 +193,18 @@ def test_when_an_accuracy_is_reached() -> None:
     def result(*curve):
         return {"accuracy": curve[-1], "curves": {"val_accuracy": list(curve), "seconds": [2.0, 5.0, 7.5, 10.0]}}
 
-    found = compute_time_to_accuracy(
+    time_to_accuracy = compute_time_to_accuracy(
         CombinationResults({}, {1: result(0.1, 0.5, 0.8, 0.9), 2: result(0.6, 0.7, 0.7, 0.7)}), 0.5
     )
-    assert found.epochs == [2, 1] and found.seconds == [5.0, 2.0] and found.num_seeds_not_reached == 0
-    found = compute_time_to_accuracy(
+    assert (
+        time_to_accuracy.epochs == [2, 1]
+        and time_to_accuracy.seconds == [5.0, 2.0]
+        and time_to_accuracy.num_seeds_not_reached == 0
+    )
+    time_to_accuracy = compute_time_to_accuracy(
         CombinationResults({}, {1: result(0.1, 0.5, 0.8, 0.9), 2: result(0.6, 0.7, 0.7, 0.7)}), 0.8
     )
-    assert str(found) == "epoch 3, 7.5 s (not reached by 1 of 2 seeds)"
+    assert str(time_to_accuracy) == "epoch 3, 7.5 s (not reached by 1 of 2 seeds)"
     assert str(compute_time_to_accuracy(CombinationResults({}, {1: result(0.1)}), 0.8)) == "not reached in 1 epochs"
 
 
@@ -254,10 +258,10 @@ def test_sheet_a_is_run_answered_and_not_repeated(tmp_path, monkeypatch) -> None
     for asked in ("Q, K and V", "softmax", "attention map, what", "self-attention?", "graph network", "residual"):
         assert asked in text
     assert all((tmp_path / name).is_file() for name in re.findall(r"\]\(([\w-]+\.png)\)", text))
-    told = json.loads((tmp_path / "A.json").read_text())
-    assert len(told["accuracy"]) == 1 and told["written_on"]["commit"] == "abc" and told["quick"] is True
-    assert told["command"] == "vitascope sheet A --quick" and told["seeds"] == 1
-    cells = [cell for table in told["tables"] for row in table["rows"] for cell in row]
+    sheet = json.loads((tmp_path / "A.json").read_text())
+    assert len(sheet["accuracy"]) == 1 and sheet["written_on"]["commit"] == "abc" and sheet["quick"] is True
+    assert sheet["command"] == "vitascope sheet A --quick" and sheet["seeds"] == 1
+    cells = [cell for table in sheet["tables"] for row in table["rows"] for cell in row]
     assert cells and all(cell.strip() in text for cell in cells), "every number on the page is in the record"
 
 
@@ -295,10 +299,10 @@ def test_results_are_kept_when_their_runs_are_deleted_but_weights_are_not(tmp_pa
     words = ["model.embed_dim=16", "model.depth=1", "train.batch_size=64", "data.fraction=0.2", "train.epochs=1"]
 
     def study(judge="val", weights=False):
-        found = SheetExperiments(tmp_path / "B", 2, True, QUIET, "cpu").run_study(
+        results = SheetExperiments(tmp_path / "B", 2, True, QUIET, "cpu").run_study(
             "all", "digits", words, eval_split=judge, needs_weights=weights
         )
-        return found, len(list(tmp_path.rglob("model.safetensors")))
+        return results, len(list(tmp_path.rglob("model.safetensors")))
 
     first, made = study()
     for line in (tmp_path / "runs.jsonl").read_text().splitlines():
@@ -339,7 +343,7 @@ def test_a_single_run_does_not_reuse_a_batched_run(tmp_path) -> None:
 
 
 def _of(cell, folder):
-    return [folder / "B" / "lengths" / "runs" / found["run"] for found in cell.results.values()]
+    return [folder / "B" / "lengths" / "runs" / result["run"] for result in cell.results.values()]
 
 
 @pytest.mark.slow

@@ -121,8 +121,8 @@ def run_study_trials(tmp_path: Path, words: list[str], seeds: int, **more):
 
 
 def test_every_combination_and_seed_is_run_once_and_the_same_command_repeats_nothing(tmp_path) -> None:
-    queue, told = run_study_trials(tmp_path, ["model.embed_dim=16,32"], 2)
-    assert sorted((one.settings["model.embed_dim"], *one.seeds) for one in told) == [
+    queue, outcomes = run_study_trials(tmp_path, ["model.embed_dim=16,32"], 2)
+    assert sorted((one.settings["model.embed_dim"], *one.seeds) for one in outcomes) == [
         ("16", 1), ("16", 2), ("32", 1), ("32", 2),
     ]  # fmt: skip
     runs = list((tmp_path / "runs" / "digits").iterdir())
@@ -131,10 +131,10 @@ def test_every_combination_and_seed_is_run_once_and_the_same_command_repeats_not
     assert again == [] and len(list((tmp_path / "runs" / "digits").iterdir())) == 4
     queue, more = run_study_trials(tmp_path, ["model.embed_dim=16,32"], 3)  # a study grows: only the new seed is run
     assert sorted(one.seeds[0] for one in more) == [3, 3]
-    found = collect_results(queue.design, queue.trials)
-    assert [len(cell.results) for cell in found.combinations] == [3, 3] and found.num_unfinished == 0
+    results = collect_results(queue.design, queue.trials)
+    assert [len(cell.results) for cell in results.combinations] == [3, 3] and results.num_unfinished == 0
     recorded = {json.loads((run / "metrics.jsonl").read_text())["val_accuracy"] for run in runs}
-    assert {found.combinations[0].results[1]["accuracy"], found.combinations[1].results[2]["accuracy"]} <= recorded
+    assert {results.combinations[0].results[1]["accuracy"], results.combinations[1].results[2]["accuracy"]} <= recorded
 
 
 def test_a_study_can_become_smaller_and_overrides_may_change_their_order(tmp_path) -> None:
@@ -195,8 +195,8 @@ def test_a_result_that_the_storage_rejects_is_reported_and_the_others_are_stored
         real(self, trial, value)
 
     monkeypatch.setattr(TrialQueue, "mark_trial_finished", finish)
-    told = list(run_trials(queue, tmp_path, max_runs_per_batch=3))
-    assert [one.failure_reason for one in told] == [None, "OSError: the server is away", None]
+    outcomes = list(run_trials(queue, tmp_path, max_runs_per_batch=3))
+    assert [one.failure_reason for one in outcomes] == [None, "OSError: the server is away", None]
 
 
 def test_an_abandoned_trial_is_taken_again_and_a_living_one_is_not() -> None:
@@ -264,10 +264,10 @@ def test_a_failed_run_is_reported_and_the_others_go_on_and_retry_tries_again(tmp
         return real(recipe, *rest)
 
     monkeypatch.setattr(workers, "train_recipe", failing)
-    queue, told = run_study_trials(tmp_path, ["model.embed_dim=16,32,48"], 1)
-    assert [one.failure_reason for one in told] == [None, "RuntimeError: the disk is full", None]
-    found = collect_results(queue.design, queue.trials)
-    assert len(found.combinations) == 2 and found.failed_trials == [
+    queue, outcomes = run_study_trials(tmp_path, ["model.embed_dim=16,32,48"], 1)
+    assert [one.failure_reason for one in outcomes] == [None, "RuntimeError: the disk is full", None]
+    results = collect_results(queue.design, queue.trials)
+    assert len(results.combinations) == 2 and results.failed_trials == [
         ("model.embed_dim=32, seed 1", "RuntimeError: the disk is full")
     ]
     monkeypatch.setattr(workers, "train_recipe", real)
@@ -295,8 +295,8 @@ def test_a_killed_study_goes_on_without_repeating_or_losing_a_run(tmp_path, vita
     assert _runs(folder) == before and (before[0] / "metrics.jsonl").read_text() == first
     assert _epochs(before[1]) == 5 and "resumed" in (before[1] / "machine.json").read_text()
     assert any(f"2 runs (2 combinations × 1 seed), {left} to do" in done.out for left in (0, 1))
-    said = json.loads((folder / "answer.json").read_text())
-    assert len(said["cells"]) == 2 and said["waiting"] == 0 and said["failed"] == []
+    contents = json.loads((folder / "answer.json").read_text())
+    assert len(contents["cells"]) == 2 and contents["waiting"] == 0 and contents["failed"] == []
 
 
 def _runs(folder: Path) -> list[Path]:
@@ -318,17 +318,17 @@ def _postgres() -> tuple[str, str] | None:
     """initdb and pg_ctl, on the path or where Debian puts them."""
     places = [None, *(str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))]
     for place in places:
-        found = shutil.which("initdb", path=place), shutil.which("pg_ctl", path=place)
-        if all(found):
-            return found
+        programs = shutil.which("initdb", path=place), shutil.which("pg_ctl", path=place)
+        if all(programs):
+            return programs
     return None
 
 
 @pytest.fixture
 def database(tmp_path):
     """A real PostgreSQL server of its own. It refuses to run as root, so root starts it as another user."""
-    found = _postgres()
-    if found is None:
+    programs = _postgres()
+    if programs is None:
         pytest.skip("there is no PostgreSQL on this machine")
     pytest.importorskip("psycopg")
     place, port, user = Path("/tmp") / f"vitascope-pg-{os.getpid()}", _free_port(), []
@@ -341,13 +341,15 @@ def database(tmp_path):
         if user:
             shutil.chown(place, "nobody")
         base = {"check": True, "capture_output": True, "cwd": "/"}
-        subprocess.run([*user, found[0], "-D", place / "db", "-U", "me", "-A", "trust"], **base)
+        subprocess.run([*user, programs[0], "-D", place / "db", "-U", "me", "-A", "trust"], **base)
         options = f"-p {port} -k {place} -c listen_addresses=127.0.0.1 -c fsync=off"
-        subprocess.run([*user, found[1], "-D", place / "db", "-o", options, "-l", place / "log", "-w", "start"], **base)
+        subprocess.run(
+            [*user, programs[1], "-D", place / "db", "-o", options, "-l", place / "log", "-w", "start"], **base
+        )
         try:
             yield f"postgresql://me@127.0.0.1:{port}/postgres"
         finally:
-            subprocess.run([*user, found[1], "-D", place / "db", "-m", "immediate", "stop"], **base)
+            subprocess.run([*user, programs[1], "-D", place / "db", "-m", "immediate", "stop"], **base)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -376,8 +378,8 @@ workers._train_seeds_store_results_and_get_mean_accuracy = measured
 design = parse_and_check_design("digits", ["model.embed_dim=16,32", "model.depth=1,2"], 6)
 queue = TrialQueue(design, sys.argv[1], "shared")
 wait_for_both("started")
-for told in workers.run_trials(queue, Path(".")):
-    print(told.trial_number, sorted(told.settings.items()), told.seeds, flush=True)
+for outcome in workers.run_trials(queue, Path(".")):
+    print(outcome.trial_number, sorted(outcome.settings.items()), outcome.seeds, flush=True)
 """
 
 
@@ -417,15 +419,15 @@ def check_two_workers(database: str, folder: Path) -> None:
         for _ in range(2)
     ]
     try:
-        said = [worker.communicate()[0].splitlines() for worker in workers]
+        lines_per_worker = [worker.communicate()[0].splitlines() for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
-    lines = [line for part in said for line in part]
+    lines = [line for part in lines_per_worker for line in part]
     assert [worker.returncode for worker in workers] == [0, 0]
     assert len(lines) == len(set(lines)) == 24
     assert len({line.split(" ", 1)[1] for line in lines}) == 24  # 4 cells of 6 seeds, each once
-    assert all(part for part in said)  # both worked
+    assert all(part for part in lines_per_worker)  # both worked
 
 
 def test_the_interval_holds_the_true_mean_95_times_in_100() -> None:
@@ -440,7 +442,7 @@ def test_the_interval_holds_the_true_mean_95_times_in_100() -> None:
 class FakeTrial:
     def __init__(self, cell, seed, accuracy, flops=1.0):
         curves = {"train_loss": [2.0, 1.0], "val_accuracy": [0.1, accuracy]}
-        found = {
+        result = {
             "accuracy": accuracy,
             "seconds": 1.0,
             "machine": "Box",
@@ -451,7 +453,7 @@ class FakeTrial:
             "images_seen": 5,
             "curves": curves,
         }
-        self.user_attrs = {"cell": cell, "seeds": [seed], "results": {str(seed): found}}
+        self.user_attrs = {"cell": cell, "seeds": [seed], "results": {str(seed): result}}
         self.state = type("State", (), {"name": "COMPLETE"})
 
 
@@ -464,20 +466,20 @@ def fake(accuracies: dict[str, list[float]], flops: dict[str, float] | None = No
     design = depths(",".join(accuracies), len(next(iter(accuracies.values()))))
     trials = [
         FakeTrial({"model.depth": value}, seed, accuracy, (flops or {}).get(value, 1.0))
-        for value, found in accuracies.items()
-        for seed, accuracy in enumerate(found, start=1)
+        for value, values in accuracies.items()
+        for seed, accuracy in enumerate(values, start=1)
     ]
     return collect_results(design, trials)
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
     """By hand: the seeds differ by 10 points, the cells by 1 with each seed: paired, that is no noise at all."""
-    found = fake({"1": [0.50, 0.60, 0.70], "2": [0.51, 0.61, 0.712]})
-    assert found.best_combination.settings == {"model.depth": "2"}
-    other = found.compute_corrected_difference_from_best(found.combinations[0])
+    results = fake({"1": [0.50, 0.60, 0.70], "2": [0.51, 0.61, 0.712]})
+    assert results.best_combination.settings == {"model.depth": "2"}
+    other = results.compute_corrected_difference_from_best(results.combinations[0])
     assert other.mean_difference == pytest.approx(-0.010667, abs=1e-5) and other.verdict == "worse"
     assert other.ci_half_width == pytest.approx(4.302653 * 0.0011547 / 3**0.5, rel=1e-3)
-    assert found.combinations[0].ci_half_width > 0.2  # while each mean alone is unsure
+    assert results.combinations[0].ci_half_width > 0.2  # while each mean alone is unsure
     unsure = fake({"1": [0.50, 0.62, 0.69], "2": [0.51, 0.61, 0.71]})
     assert (
         unsure.compute_corrected_difference_from_best(unsure.combinations[0]).verdict == "no significant difference"
@@ -510,8 +512,10 @@ def test_a_combination_is_called_best_only_if_another_is_significantly_worse() -
 
 
 def test_two_values_are_in_the_order_of_their_seeds() -> None:
-    found = fake({"1": [0.70, 0.60], "2": [0.50, 0.55]})  # sorted by size, the differences would belong to other seeds
-    head, rows = build_results_table(found)
+    results = fake(
+        {"1": [0.70, 0.60], "2": [0.50, 0.55]}
+    )  # sorted by size, the differences would belong to other seeds
+    head, rows = build_results_table(results)
     assert head[2] == "validation accuracy (seeds 1, 2)"
     assert [row[2:4] for row in rows] == [["70.00, 60.00 %", "–"], ["50.00, 55.00 %", "-20.00, -5.00"]]
 
@@ -519,13 +523,13 @@ def test_two_values_are_in_the_order_of_their_seeds() -> None:
 def test_notes_and_captions_explain_only_what_is_shown() -> None:
     one, two = fake({"1": [0.5], "2": [0.6]}), fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})
     three = fake({"1": [0.5, 0.6, 0.7], "2": [0.5, 0.6, 0.8], "3": [0.4, 0.5, 0.5]})
-    told = [" ".join(format_notes(found)) for found in (one, two, three)]
-    assert [("±" in text, "Bonferroni" in text, "paired" in text) for text in told] == [
+    notes = [" ".join(format_notes(results)) for results in (one, two, three)]
+    assert [("±" in text, "Bonferroni" in text, "paired" in text) for text in notes] == [
         (False, False, False),
         (False, False, True),
         (True, True, True),
     ]
-    assert [draw_study_figures(found)["pareto"].get_supxlabel() for found in (two, three)] == [
+    assert [draw_study_figures(results)["pareto"].get_supxlabel() for results in (two, three)] == [
         "Orange: the Pareto front. No other combination is as good in both accuracy and cost, and better in one.",
         "Orange: the Pareto front. No other combination is as good in both accuracy and cost, and better in one. "
         "Bars: 95 % confidence interval of the mean (three seeds or more).",
@@ -541,11 +545,11 @@ def test_a_combination_with_fewer_seeds_is_not_the_best_and_no_spread_is_not_tes
     lucky = fake({"1": [0.99], "2": [0.6]})
     design = lucky.design
     trials = [FakeTrial({"model.depth": "1"}, 1, 0.99), *(FakeTrial({"model.depth": "2"}, s, 0.6) for s in (1, 2, 3))]
-    found = collect_results(design, trials)
+    results = collect_results(design, trials)
     assert (
-        found.best_combination.settings == {"model.depth": "2"}
-        and found.combinations_tied_with_best
-        and "The other combination does not differ significantly" in found.conclusion
+        results.best_combination.settings == {"model.depth": "2"}
+        and results.combinations_tied_with_best
+        and "The other combination does not differ significantly" in results.conclusion
     )
     even = fake({"1": [0.5, 0.6], "2": [0.51, 0.61]})  # exactly a point apart with both seeds
     assert even.compute_corrected_difference_from_best(even.combinations[0]).verdict == "not testable"
@@ -576,17 +580,17 @@ def test_equal_combinations_are_rarely_called_worse() -> None:
     the best of six, against which all are held, is the luckiest."""
     rng, called = np.random.default_rng(1), 0
     for _ in range(1000):
-        found = fake({str(cell): (0.9 + 0.02 * rng.normal(size=5)).tolist() for cell in range(1, 7)})
+        results = fake({str(cell): (0.9 + 0.02 * rng.normal(size=5)).tolist() for cell in range(1, 7)})
         called += any(
             other is not None and other.verdict == "worse"
-            for other in map(found.compute_corrected_difference_from_best, found.combinations)
+            for other in map(results.compute_corrected_difference_from_best, results.combinations)
         )
     assert 0.01 < called / 1000 < 0.05
 
 
 def test_no_combination_dominates_the_pareto_front() -> None:
-    found = fake({"1": [0.5], "2": [0.7], "3": [0.6], "4": [0.7]}, {"1": 1, "2": 2, "3": 3, "4": 4})
-    assert [cell.settings["model.depth"] for cell in found.compute_pareto_front("flops")] == ["1", "2"]
+    results = fake({"1": [0.5], "2": [0.7], "3": [0.6], "4": [0.7]}, {"1": 1, "2": 2, "3": 3, "4": 4})
+    assert [cell.settings["model.depth"] for cell in results.compute_pareto_front("flops")] == ["1", "2"]
 
 
 def test_the_report_has_all_results_in_markdown_and_in_one_page(tmp_path) -> None:
@@ -621,12 +625,12 @@ def test_a_searched_range_is_an_axis_and_labels_do_not_overprint(tmp_path) -> No
 
 def test_runs_without_labels_are_compared_by_a_linear_probe_and_the_report_says_so() -> None:
     design = parse_and_check_design("digits-mae", ["model.depth=1,2"], 1)
-    found = collect_results(design, [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"])
+    results = collect_results(design, [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"])
     assert (
-        build_results_table(found)[0][2] == "validation linear probe accuracy"
-        and "a linear probe measures the features" in format_notes(found)[0]
+        build_results_table(results)[0][2] == "validation linear probe accuracy"
+        and "a linear probe measures the features" in format_notes(results)[0]
     )
-    assert draw_study_figures(found)["curves"].axes[0].get_ylabel() == "mean squared error of hidden patches"
+    assert draw_study_figures(results)["curves"].axes[0].get_ylabel() == "mean squared error of hidden patches"
     assert not fake({"1": [0.5], "2": [0.6]}).uses_linear_probe
 
 
@@ -652,12 +656,15 @@ def test_a_search_runs_the_given_number_of_trials_and_finds_the_better_rate(tmp_
     design = parse_and_check_design("digits", words, 1, num_search_trials=8)
     queue = TrialQueue(design, make_sqlite_storage_url(tmp_path), "search")
     queue.optuna_study.sampler = TPESampler(n_startup_trials=10, seed=5)  # chance would at times try no high rate
-    told = list(run_trials(queue, tmp_path))
-    assert len(told) == 8
-    found = collect_results(design, queue.trials)
-    assert len(found.combinations) + found.num_pruned == 8
-    assert float(found.best_combination.settings["train.lr"]) > 1e-3 and found.combinations[0] is found.best_combination
-    assert found.best_combination.mean_accuracy > 0.2 and found.num_pruned
+    outcomes = list(run_trials(queue, tmp_path))
+    assert len(outcomes) == 8
+    results = collect_results(design, queue.trials)
+    assert len(results.combinations) + results.num_pruned == 8
+    assert (
+        float(results.best_combination.settings["train.lr"]) > 1e-3
+        and results.combinations[0] is results.best_combination
+    )
+    assert results.best_combination.mean_accuracy > 0.2 and results.num_pruned
 
 
 def test_the_command_line(tmp_path, vitascope) -> None:
@@ -695,21 +702,21 @@ def test_the_exit_code_is_an_error_if_every_run_fails(tmp_path, vitascope, monke
     ],
 )
 def test_wrong_options_are_rejected(words, text, tmp_path, vitascope) -> None:
-    told = vitascope("study", *words, "--out", str(tmp_path))
-    assert told.code == 2 and text in told.err and not list(tmp_path.iterdir())
+    answer = vitascope("study", *words, "--out", str(tmp_path))
+    assert answer.code == 2 and text in answer.err and not list(tmp_path.iterdir())
 
 
 def test_a_batched_study_of_three_seeds_is_three_single_runs(tmp_path) -> None:
     words = [*QUICK, "train.lr=1e-3,2e-3", "train.batch_size=64"]
-    found = []
+    results = []
     for place, together in (("alone", 1), ("many", 6)):
         queue = TrialQueue(
             parse_and_check_design("digits", words, 3), make_sqlite_storage_url(make(tmp_path / place)), "study"
         )
-        told = list(run_trials(queue, tmp_path / place, max_runs_per_batch=together))
-        assert len(told) == 6 and not any(one.failure_reason for one in told)
-        found.append(collect_results(queue.design, queue.trials))
-    alone, many = found
+        outcomes = list(run_trials(queue, tmp_path / place, max_runs_per_batch=together))
+        assert len(outcomes) == 6 and not any(one.failure_reason for one in outcomes)
+        results.append(collect_results(queue.design, queue.trials))
+    alone, many = results
     for one, other in zip(alone.combinations, many.combinations, strict=True):
         assert one.settings == other.settings and list(other.results) == [1, 2, 3]
         for seed, result in one.results.items():
@@ -730,8 +737,8 @@ def test_a_batched_study_of_three_seeds_is_three_single_runs(tmp_path) -> None:
 def test_a_failing_run_of_a_batch_does_not_stop_the_others(tmp_path) -> None:
     words = [*QUICK, "train.lr=1e-3,1e30", "train.optimizer=adamw", "train.clip_grad=0"]
     queue = TrialQueue(parse_and_check_design("digits", words, 1), make_sqlite_storage_url(tmp_path), "study")
-    told = {one.settings["train.lr"]: one for one in run_trials(queue, tmp_path, max_runs_per_batch=2)}
-    assert told["1e-3"].accuracy is not None and "became NaN or infinite" in told["1e30"].failure_reason
+    outcomes = {one.settings["train.lr"]: one for one in run_trials(queue, tmp_path, max_runs_per_batch=2)}
+    assert outcomes["1e-3"].accuracy is not None and "became NaN or infinite" in outcomes["1e30"].failure_reason
 
 
 def test_if_a_batch_fails_its_runs_are_trained_one_at_a_time(tmp_path, monkeypatch) -> None:
@@ -749,11 +756,11 @@ def test_if_a_batch_fails_its_runs_are_trained_one_at_a_time(tmp_path, monkeypat
     queue = TrialQueue(
         parse_and_check_design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 2), make_sqlite_storage_url(tmp_path), "study"
     )
-    told = list(run_trials(queue, tmp_path, max_runs_per_batch=2))
-    assert len(told) == 4 and all(one.accuracy is not None for one in told) and tried == [0]
-    assert [bool(one.note) for one in told] == [True, False, False, False]
+    outcomes = list(run_trials(queue, tmp_path, max_runs_per_batch=2))
+    assert len(outcomes) == 4 and all(one.accuracy is not None for one in outcomes) and tried == [0]
+    assert [bool(one.note) for one in outcomes] == [True, False, False, False]
     assert held == [None] * 4, "what learning together held is free for those that learn alone"
-    assert told[0].note == (
+    assert outcomes[0].note == (
         "Training several runs in one batch failed (RuntimeError: CUDA out of memory). "
         "The remaining runs are trained one at a time."
     )
@@ -765,8 +772,8 @@ def test_a_batch_that_cannot_be_evaluated_is_not_trained_again(tmp_path, monkeyp
     queue = TrialQueue(
         parse_and_check_design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 1), make_sqlite_storage_url(tmp_path), "study"
     )
-    told = list(run_trials(queue, tmp_path, max_runs_per_batch=2))
-    assert [one.failure_reason for one in told] == ["ValueError: no test images"] * 2
+    outcomes = list(run_trials(queue, tmp_path, max_runs_per_batch=2))
+    assert [one.failure_reason for one in outcomes] == ["ValueError: no test images"] * 2
     assert len(list(tmp_path.rglob("recipe.yaml"))) == 2
 
 

@@ -93,5 +93,5 @@ def test_all_engines_have_the_same_interface() -> None:
     assert names == {"start_epoch", "run_next_step", "reset_step_counters", "close"}
     for engine_type in (EagerEngine, CudaGraphEngine, BatchedTraining):
         for name in names:
-            expected, found = (list(signature(getattr(owner, name)).parameters) for owner in (Engine, engine_type))
-            assert found == expected, (engine_type, name)
+            expected, parameters = (list(signature(getattr(owner, name)).parameters) for owner in (Engine, engine_type))
+            assert parameters == expected, (engine_type, name)

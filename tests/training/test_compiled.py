@@ -73,9 +73,11 @@ def test_variation_compiled_on_a_gpu_is_the_plain_one(asked, unchecked_shapes) -
             name: draw[step].to("cuda")
             for name, draw in draw_epoch_augmentation_parameters(policy, 2, 64, 0, 0).items()
         }
-        found, target = compiled(images, labels, draws, policy)
+        compiled_batch, target = compiled(images, labels, draws, policy)
         wanted, _ = preparation.augment_and_mix(images, labels, draws, policy)
-        assert ((found - wanted).abs() > 1e-3).float().mean() < 1e-3  # a pixel on the edge of two levels may fall over
+        assert (
+            (compiled_batch - wanted).abs() > 1e-3
+        ).float().mean() < 1e-3  # a pixel on the edge of two levels may fall over
         assert (target.labels == labels).all()
 
 

@@ -36,17 +36,17 @@ def test_the_loss_by_hand() -> None:
     """Two views, two prototypes: sigmoid(1) = 0.731059, so the loss is 0.731059 · 1.313262 + 0.268941 · 0.313262."""
     student = torch.tensor([[[0.1, 0.0]], [[0.0, 0.1]]])
     teacher = torch.tensor([[[0.04, 0.0]], [[0.0, 0.04]]])
-    found = dino_loss(student, teacher, torch.zeros(2), 0.1, 0.04)
-    assert found.loss.item() == pytest.approx(1.044320, abs=1e-5)
-    assert found.teacher_entropy.item() == pytest.approx(0.582203, abs=1e-5)
-    assert found.prototypes_used.item() == pytest.approx(2.0, abs=1e-5)
+    loss = dino_loss(student, teacher, torch.zeros(2), 0.1, 0.04)
+    assert loss.loss.item() == pytest.approx(1.044320, abs=1e-5)
+    assert loss.teacher_entropy.item() == pytest.approx(0.582203, abs=1e-5)
+    assert loss.prototypes_used.item() == pytest.approx(2.0, abs=1e-5)
 
 
 def test_equal_answers_cost_ln_k_whatever_the_temperatures() -> None:
     same = torch.full((4, 3, 1024), 0.3)
-    found = dino_loss(same, same[:2], torch.zeros(1024), 0.1, 0.04)
-    assert found.loss.item() == pytest.approx(math.log(1024), abs=1e-4)
-    assert found.divergence.item() == pytest.approx(0, abs=1e-4)
+    loss = dino_loss(same, same[:2], torch.zeros(1024), 0.1, 0.04)
+    assert loss.loss.item() == pytest.approx(math.log(1024), abs=1e-4)
+    assert loss.divergence.item() == pytest.approx(0, abs=1e-4)
 
 
 def test_the_loss_is_the_mean_over_all_pairs_of_different_crops() -> None:
@@ -59,8 +59,8 @@ def test_the_loss_is_the_mean_over_all_pairs_of_different_crops() -> None:
                 wanted = torch.softmax((t - centre.double()) / 0.5, 1)
                 pairs.append(-(wanted * torch.log_softmax(s / 0.2, 1)).sum(1).mean())
     assert len(pairs) == 2 * (5 - 1)
-    found = dino_loss(student, teacher, centre, 0.2, 0.5)
-    assert found.loss.item() == pytest.approx(torch.stack(pairs).mean().item(), rel=1e-5)
+    loss = dino_loss(student, teacher, centre, 0.2, 0.5)
+    assert loss.loss.item() == pytest.approx(torch.stack(pairs).mean().item(), rel=1e-5)
 
 
 def test_the_loss_ignores_a_constant_in_teacher_and_centre_and_the_order_of_small_crops() -> None:
@@ -121,15 +121,15 @@ def stepped(tmp_path, steps: int, **settings):
 
 def test_the_centre_moves_a_tenth_towards_what_the_teacher_said(tmp_path) -> None:
     state, _ = build_state_and_run(tmp_path, **DINO)
-    heads, said = state.objective.heads, []
+    heads, teacher_logits = state.objective.heads, []
     real = state.objective.teacher_network.forward
-    state.objective.teacher_network.forward = lambda crops: said.append(real(crops)) or said[-1]
+    state.objective.teacher_network.forward = lambda crops: teacher_logits.append(real(crops)) or teacher_logits[-1]
     engine = EagerEngine(state, MetricSums.empty(state))
     engine.start_epoch(0)
     engine.run_next_step()
     engine.close()
-    assert said[0].shape[0] == 2 * state.batch_size  # the two large crops only
-    torch.testing.assert_close(heads.centre, 0.1 * said[0].mean(0))
+    assert teacher_logits[0].shape[0] == 2 * state.batch_size  # the two large crops only
+    torch.testing.assert_close(heads.centre, 0.1 * teacher_logits[0].mean(0))
     assert (heads.seen == 0).all()
 
 
@@ -213,8 +213,8 @@ def test_the_alarm_tells_the_two_collapses_and_is_silent_otherwise() -> None:
     healthy = {"epoch": 5, "train_loss": 5.0, "teacher_entropy": 4.4, "divergence": 0.6, "prototypes_used": 300.0}
     assert detect_teacher_collapse(healthy, 20, 1024) is None
     uniform = healthy | {"train_loss": 6.931, "teacher_entropy": 6.930, "divergence": 0.001, "prototypes_used": 1024.0}
-    found = detect_teacher_collapse(uniform, 20, 1024)
-    assert found.collapse_type == "uniform" and "ln 1024 = 6.931" in found.text and "teacher_temperature" in found.text
+    alarm = detect_teacher_collapse(uniform, 20, 1024)
+    assert alarm.collapse_type == "uniform" and "ln 1024 = 6.931" in alarm.text and "teacher_temperature" in alarm.text
     assert (
         detect_teacher_collapse(uniform | {"epoch": 1}, 20, 1024) is None
     )  # before anything was learnt, answers are alike
@@ -272,8 +272,8 @@ def test_what_cannot_be_is_refused_in_one_sentence(word) -> None:
 
 
 def test_a_rate_is_not_searched_by_a_loss_that_collapse_lowers(vitascope, tmp_path) -> None:
-    told = vitascope("lr-find", "digits-dino", "--out", str(tmp_path / "x.png"))
-    assert told.code == 2 and "its loss also falls when the model collapses" in told.err
+    answer = vitascope("lr-find", "digits-dino", "--out", str(tmp_path / "x.png"))
+    assert answer.code == 2 and "its loss also falls when the model collapses" in answer.err
 
 
 def test_mixing_and_a_second_word_on_crops_are_refused() -> None:

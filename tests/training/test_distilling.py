@@ -25,9 +25,9 @@ from vitascope.training.objectives.classify import Teacher, distillation_loss, o
 NAMES = [str(number) for number in range(10)]
 
 
-def save_like_timm(folder, model, architecture, classes=None, **said) -> str:
+def save_like_timm(folder, model, architecture, classes=None, **config_fields) -> str:
     """config.json and model.safetensors, as timm's own save_for_hf writes them."""
-    config = {"architecture": architecture, "num_classes": model.num_classes, "label_names": classes, **said}
+    config = {"architecture": architecture, "num_classes": model.num_classes, "label_names": classes, **config_fields}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(model.state_dict(), folder / "model.safetensors")
     return str(folder)
@@ -47,9 +47,11 @@ def cnn(tmp_path_factory) -> str:
             optimizer.zero_grad()
             F.cross_entropy(model(pixels[some]), labels[some]).backward()
             optimizer.step()
-    told = {"input_size": [1, 16, 16], "mean": [0.5], "std": [0.25]}
+    preprocessing_config = {"input_size": [1, 16, 16], "mean": [0.5], "std": [0.25]}
     folder = tmp_path_factory.mktemp("cnn")
-    return save_like_timm(folder, model, "test_efficientnet", NAMES, model_args={"in_chans": 1}, pretrained_cfg=told)
+    return save_like_timm(
+        folder, model, "test_efficientnet", NAMES, model_args={"in_chans": 1}, pretrained_cfg=preprocessing_config
+    )
 
 
 def test_the_soft_loss_as_worked_out_by_hand() -> None:
@@ -106,15 +108,15 @@ def test_a_students_labels_may_be_wrong_where_a_cnn_teaches_it(cnn, tmp_path) ->
     labels = {f"y_{name}": part.labels.numpy() for name, part in parts.items()}
     shuffled = np.random.default_rng(0).permutation(labels["y_train"])
     np.savez(tmp_path / "wrong.npz", **arrays, **(labels | {"y_train": shuffled}))
-    told = {
+    settings = {
         "data.name": str(tmp_path / "wrong.npz"),
         "train.epochs": 15,
         "data.augment.shift": 0,
         "train.optimizer": "muon",
     }
     taught = {"train.distill": cnn, "train.distill_alpha": 1.0}
-    alone = tiny_run(tmp_path / "alone", **told)
-    student = tiny_run(tmp_path / "taught", **told, **taught)
+    alone = tiny_run(tmp_path / "alone", **settings)
+    student = tiny_run(tmp_path / "taught", **settings, **taught)
     scores = [vitascope.load(run).evaluate("test", robust=False).accuracy for run in (alone, student)]
     assert scores[0] < 0.3 and scores[1] > 0.8, scores
     assert student.recipe.train.distill == cnn
@@ -123,17 +125,17 @@ def test_a_students_labels_may_be_wrong_where_a_cnn_teaches_it(cnn, tmp_path) ->
 @pytest.mark.parametrize("how", ["soft", "hard"])
 def test_learning_from_a_run_goes_on_exactly_after_a_stop(tmp_path, how) -> None:
     teacher = shared_run(tmp_path / "teacher", **{"train.epochs": 2})
-    told = {"train.distill": str(tmp_path / "teacher" / "digits"), "train.distill_type": how}  # its newest run
-    whole = tiny_run(tmp_path / "whole", **told)
+    settings = {"train.distill": str(tmp_path / "teacher" / "digits"), "train.distill_type": how}  # its newest run
+    whole = tiny_run(tmp_path / "whole", **settings)
     assert whole.recipe.train.distill == str(teacher.path.resolve())
     plain = shared_run(tmp_path / "plain")
     assert whole.metrics[-1]["train_loss"] != plain.metrics[-1]["train_loss"]
-    stopped = _stopped_after_one_epoch(tmp_path / "stopped", told)
+    stopped = _stopped_after_one_epoch(tmp_path / "stopped", settings)
     vitascope.resume(stopped, quiet=True)
     assert stopped.get_path(LAST_WEIGHTS).read_bytes() == whole.get_path(LAST_WEIGHTS).read_bytes()
 
 
-def _stopped_after_one_epoch(folder, told):
+def _stopped_after_one_epoch(folder, settings):
     def once(records, *_):
         yield next(record for record in records if isinstance(record, train.EpochRecord))
         raise KeyboardInterrupt
@@ -141,7 +143,7 @@ def _stopped_after_one_epoch(folder, told):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "show_progress_and_yield_epochs", once)
         with pytest.raises(KeyboardInterrupt):
-            tiny_run(folder, **told)
+            tiny_run(folder, **settings)
     return open_run_or_newest(folder / "digits")
 
 
@@ -175,10 +177,12 @@ def test_teachers_that_cannot_teach_are_refused_before_a_run_is_made(cnn, tmp_pa
 HERE = Hardware("cpu", "float32", compiled=False, captured=False, threads=1)
 
 
-def order_of(folder, theirs, classes, **told):
+def order_of(folder, theirs, classes, **config_fields):
     folder.mkdir(exist_ok=True)
     word = save_like_timm(folder, timm.create_model("test_resnet", num_classes=len(classes)), "test_resnet", theirs)
-    return open_teacher_for_classes(word, vitascope.open_model(word).preprocessing, classes, HERE, **told).class_order
+    return open_teacher_for_classes(
+        word, vitascope.open_model(word).preprocessing, classes, HERE, **config_fields
+    ).class_order
 
 
 def test_classes_are_matched_by_name(tmp_path) -> None:
@@ -208,9 +212,9 @@ def test_a_teacher_saved_by_timm_itself_is_asked_in_its_own_size_and_channels(na
 
     model = timm.create_model(name, num_classes=10, **settings)
     save_for_hf(model, tmp_path, model_args=settings)
-    found = vitascope.open_model(str(tmp_path))
-    assert found.preprocessing.size == size and len(found.preprocessing.mean) == 1
-    assert open_teacher_for_classes(str(tmp_path), found.preprocessing, NAMES, HERE)(
+    teacher = vitascope.open_model(str(tmp_path))
+    assert teacher.preprocessing.size == size and len(teacher.preprocessing.mean) == 1
+    assert open_teacher_for_classes(str(tmp_path), teacher.preprocessing, NAMES, HERE)(
         torch.zeros(2, 1, *size)
     ).shape == (
         2,
@@ -229,7 +233,7 @@ def test_a_run_goes_on_only_with_the_teacher_it_began_with(tmp_path) -> None:
 
 def test_any_model_of_ours_is_opened_as_it_was_trained(tmp_path) -> None:
     run = shared_run(tmp_path, **{"train.epochs": 1})
-    found = vitascope.open_model(str(run.path))
-    assert found.classes == NAMES and found.preprocessing == read_model_info(run).preparation
+    opened_model = vitascope.open_model(str(run.path))
+    assert opened_model.classes == NAMES and opened_model.preprocessing == read_model_info(run).preparation
     images = torch.randn(2, 1, 8, 8)
-    torch.testing.assert_close(found.model(images), vitascope.load(run.get_path(LAST_WEIGHTS))(images))
+    torch.testing.assert_close(opened_model.model(images), vitascope.load(run.get_path(LAST_WEIGHTS))(images))

@@ -121,11 +121,11 @@ def test_a_pretraining_run_answers_explains_and_exports_like_any_other(pretraine
 
 def test_probe_tells_neighbours_and_linear_and_notes_a_look_at_test_images(pretrained, vitascope) -> None:
     run = str(pretrained.path)
-    told = vitascope("probe", run)
-    assert told.code == 0 and "k-nearest neighbours (k=20)" in told.out and "linear probe" in told.out
-    found = json.loads(vitascope("probe", run, "--json").out)
-    assert found["linear"] == pytest.approx(pretrained.metrics[-1]["val_accuracy"], abs=0.012)
-    assert found["knn"] == pytest.approx(pretrained.metrics[-1]["knn_accuracy"], abs=0.012)
+    answer = vitascope("probe", run)
+    assert answer.code == 0 and "k-nearest neighbours (k=20)" in answer.out and "linear probe" in answer.out
+    report = json.loads(vitascope("probe", run, "--json").out)
+    assert report["linear"] == pytest.approx(pretrained.metrics[-1]["val_accuracy"], abs=0.012)
+    assert report["knn"] == pytest.approx(pretrained.metrics[-1]["knn_accuracy"], abs=0.012)
     before = pretrained.get_path("test-openings.jsonl").exists()
     few = json.loads(vitascope("probe", run, "--split", "test", "--labels", "0.1", "--json").out)
     assert few["known"] == 80 and few["split"] == "test"
@@ -187,10 +187,10 @@ def test_one_recipe_names_both_stages_and_the_first_is_not_repeated(tmp_path, ca
             vitascope.train(str(later), runs=tmp_path / "runs", **{"train.seed": 5})
     vitascope.train(str(later), runs=tmp_path / "runs", quiet=True, **{"train.seed": 5})
     assert len(list((tmp_path / "runs" / "before").iterdir())) == 2
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "First stage: before" in said
-        and "To resume it and continue with the second, run the same command again" in said
+        "First stage: before" in output
+        and "To resume it and continue with the second, run the same command again" in output
     )
 
 
@@ -265,10 +265,10 @@ def test_grey_and_solarized_shares_and_a_crop_for_labels_too(tmp_path) -> None:
 def test_weights_that_saw_the_validation_images_are_told_of(pretrained, tmp_path, capsys) -> None:
     import vitascope
 
-    for seed, told in ((0, False), (1, True)):
+    for seed, is_warned in ((0, False), (1, True)):
         settings = TINY | {"weights": pretrained.path, "train.seed": seed, "train.epochs": 1}
         vitascope.train("digits", runs=tmp_path, **settings)
-        assert ("validation accuracy will be too high" in capsys.readouterr().out) is told
+        assert ("validation accuracy will be too high" in capsys.readouterr().out) is is_warned
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_a_run_stopped_while_it_uses_some_patches_is_resumed_exactly(tmp_path) -
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["train.whiten=true", "model.tokenizer=conv"], "train.whiten initializes the patch projection"),
         (["data.augment.flip_mode=alternate"], "flip_mode='alternate' is unknown. Did you mean alternating"),
@@ -172,8 +172,8 @@ def test_a_run_stopped_while_it_uses_some_patches_is_resumed_exactly(tmp_path) -
         (["train.depth.x=true"], "train.depth"),
     ],
 )
-def test_what_does_not_fit_is_refused(words, said) -> None:
-    with pytest.raises(UserError, match=said.replace(".", r"\.")):
+def test_what_does_not_fit_is_refused(words, message) -> None:
+    with pytest.raises(UserError, match=message.replace(".", r"\.")):
         read_recipe("cifar10", words)
 
 
@@ -233,8 +233,8 @@ def test_the_projection_starts_on_whitened_patches(tmp_path) -> None:
     patches = patchify(images, plain.recipe.model.patch_size)
     mean, matrix = compute_whitening_mean_and_matrix(patches)
     wanted = (patches.double() - mean) @ matrix @ plain.model.patch_embed.proj.weight.flatten(1).double().T
-    found = white.model.patch_embed(images) - plain.model.patch_embed.proj.bias
-    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-4)
+    whitened = white.model.patch_embed(images) - plain.model.patch_embed.proj.bias
+    torch.testing.assert_close(whitened.double(), wanted, atol=1e-5, rtol=1e-4)
     assert torch.equal(white.model.blocks[0].attn.qkv.weight, plain.model.blocks[0].attn.qkv.weight)
 
 

@@ -182,9 +182,9 @@ def test_images_are_normalised_as_the_weights_are_used_to_also_when_it_goes_on(k
 def test_drop_rates_are_the_recipe_s_not_the_weights(start) -> None:
     rates = {"model.drop_path_rate": 0.3, "model.proj_drop_rate": 0.1, "model.drop_rate": 0.2}
     words = [f"{key}={value}" for key, value in (TINY | rates | {"weights": start.path}).items()]
-    found = load_and_adapt_pretrained_weights(read_recipe("digits", words)).info.model
-    assert (found.drop_path_rate, found.proj_drop_rate, found.drop_rate) == (0.3, 0.1, 0.2)
-    assert start.recipe.model.drop_path_rate == 0 and found.embed_dim == start.recipe.model.embed_dim
+    config = load_and_adapt_pretrained_weights(read_recipe("digits", words)).info.model
+    assert (config.drop_path_rate, config.proj_drop_rate, config.drop_rate) == (0.3, 0.1, 0.2)
+    assert start.recipe.model.drop_path_rate == 0 and config.embed_dim == start.recipe.model.embed_dim
 
 
 DROPS = {"pos_drop_rate": 0.5, "proj_drop_rate": 0.5, "attn_drop_rate": 0.5, "drop_path_rate": 0.5}
@@ -229,8 +229,8 @@ def test_how_much_learns_is_told_where_not_everything_does(start, tmp_path, caps
     for words, sentence in (({"train.tune": "head"}, "170 of 6,"), ({"train.freeze": 1}, "3,482 of 6,"), ({}, None)):
         settings = TINY | words | {"weights": start.path, "train.epochs": 1}
         vitascope.train("digits", runs=tmp_path, **settings)
-        told = re.findall(r"(.*) parameters are trained\.", capsys.readouterr().out)
-        assert len(told) == (sentence is not None) and (sentence is None or told[0].startswith(sentence))
+        counts = re.findall(r"(.*) parameters are trained\.", capsys.readouterr().out)
+        assert len(counts) == (sentence is not None) and (sentence is None or counts[0].startswith(sentence))
 
 
 def test_a_rate_is_looked_for_with_the_weights_the_training_starts_from(start, tmp_path, monkeypatch) -> None:
@@ -240,8 +240,8 @@ def test_a_rate_is_looked_for_with_the_weights_the_training_starts_from(start, t
         rate_finder, "seed_and_build_train_state", lambda *a, **k: states.append(real(*a, **k)) or states[-1]
     )
     monkeypatch.setattr(rate_finder, "NUM_STEPS", 2)
-    told = {"weights": tmp_path / "w.safetensors", "train.tune": "head", "model.patch_size": 2}
-    recipe = read_recipe("digits", [f"{key}={value}" for key, value in (TINY | told).items()])
+    settings = {"weights": tmp_path / "w.safetensors", "train.tune": "head", "model.patch_size": 2}
+    recipe = read_recipe("digits", [f"{key}={value}" for key, value in (TINY | settings).items()])
     rate_finder.measure_learning_rate_curve(recipe, Console(quiet=True))
     [state], adapted = states, load_and_adapt_pretrained_weights(recipe)
     body = {name: weight for name, weight in state.model.state_dict().items() if not name.startswith("head.")}
@@ -252,8 +252,8 @@ def test_a_rate_is_looked_for_with_the_weights_the_training_starts_from(start, t
 
 
 def test_what_the_weights_decide_otherwise_is_told(start, tmp_path, capsys) -> None:
-    told = {"weights": str(start.path), "model.depth": 7, "train.epochs": 1, "train.device": "cpu"}
-    vitascope.train("digits", runs=tmp_path, **told)
+    settings = {"weights": str(start.path), "model.depth": 7, "train.epochs": 1, "train.device": "cpu"}
+    vitascope.train("digits", runs=tmp_path, **settings)
     assert "model.depth: 7 → 2" in capsys.readouterr().out
 
 

@@ -197,8 +197,8 @@ def test_the_whole_model_is_the_same_with_its_kernels(unchecked_shapes) -> None:
         with torch.autocast("cuda", torch.bfloat16):
             loss = model(images).float().logsumexp(1).square().mean()
         answers[name] = [loss, *torch.autograd.grad(loss, list(model.parameters()))]
-    for found, wanted in zip(answers["kernels"], answers["plain"], strict=True):
-        assert (found - wanted).norm() < 0.03 * wanted.norm() + 1e-6
+    for result, wanted in zip(answers["kernels"], answers["plain"], strict=True):
+        assert (result - wanted).norm() < 0.03 * wanted.norm() + 1e-6
 
 
 @on_gpu
@@ -213,7 +213,7 @@ def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(
     monkeypatch.setattr(
         muon, "GPU_DTYPE", torch.float32
     )  # in bfloat16 the last digit of a weight decides on some updates
-    found = {}
+    result = {}
     for name, capture in (("plain", "never"), ("recorded", "always")):
         quiet = {"model.drop_path_rate": 0, "model.proj_drop_rate": 0, "train.device": "cuda"}
         quiet["model.qkv_bias"] = "false"  # a key's bias changes nothing: its gradient is rounding, which Adam enlarges
@@ -222,11 +222,11 @@ def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(
         state.model.train()
         before = {key: weight.detach().clone() for key, weight in state.model.named_parameters()}
         losses = train_epochs(state, make_engine(state, MetricSums.empty(state)), 2)
-        found[name] = (losses, {key: weight.detach() - before[key] for key, weight in state.model.named_parameters()})
-    assert found["recorded"][0] == pytest.approx(found["plain"][0], rel=1e-4 if precision == "float32" else 1e-2)
+        result[name] = (losses, {key: weight.detach() - before[key] for key, weight in state.model.named_parameters()})
+    assert result["recorded"][0] == pytest.approx(result["plain"][0], rel=1e-4 if precision == "float32" else 1e-2)
     if precision == "float32":
-        for key, way in found["plain"][1].items():  # of the way each weight went, not of the weight
-            apart = (found["recorded"][1][key] - way).norm() / way.norm()
+        for key, way in result["plain"][1].items():  # of the way each weight went, not of the weight
+            apart = (result["recorded"][1][key] - way).norm() / way.norm()
             assert apart < 0.03, (key, apart)
 
 
@@ -238,8 +238,8 @@ def test_fast_answers_on_a_gpu_are_the_model_s(tmp_path, unchecked_shapes) -> No
     plain, fast = load(run.path, device="cuda"), load(run.path, device="cuda", fast=True)
     images = torch.randn(70, plain.config.in_chans, *plain.config.image_shape, device="cuda")
     with torch.inference_mode():
-        wanted, found = plain(images), fast(images)
-        assert (found - wanted).norm() < 0.03 * wanted.norm()
+        wanted, result = plain(images), fast(images)
+        assert (result - wanted).norm() < 0.03 * wanted.norm()
         assert (fast(images[:1]) - wanted[:1]).norm() < 0.03 * wanted[:1].norm()
         assert (fast(images[:5]) - wanted[:5]).norm() < 0.03 * wanted[:5].norm()
 

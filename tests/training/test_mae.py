@@ -34,8 +34,8 @@ POOLS = {"class token": {}, "mean": {"class_token": False, "global_pool": "avg"}
 
 def test_patches_are_normalised_by_their_unbiased_deviation() -> None:
     """By hand: 1, 2, 3, 4 have mean 2.5 and deviation 1.29099; a biased one would give ±1.34164."""
-    found = make_target_pixels(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), normalise=True)
-    torch.testing.assert_close(found, torch.tensor([[[-1.16189, -0.38730, 0.38730, 1.16189]]]), atol=1e-4, rtol=0)
+    pixels = make_target_pixels(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), normalise=True)
+    torch.testing.assert_close(pixels, torch.tensor([[[-1.16189, -0.38730, 0.38730, 1.16189]]]), atol=1e-4, rtol=0)
     flat = make_target_pixels(torch.full((1, 1, 4), 0.7), normalise=True)
     assert (flat == 0).all()
     plain = torch.randn(2, 3, 4)
@@ -44,13 +44,13 @@ def test_patches_are_normalised_by_their_unbiased_deviation() -> None:
 
 def test_the_loss_counts_hidden_patches_alone() -> None:
     """By hand: patch 0 is visible, patches 1 and 2 are wrong by 1 and by 3 everywhere: (1 + 9) / 2."""
-    wanted, said = torch.zeros(1, 3, 4), torch.zeros(1, 3, 4)
-    said[0, 1], said[0, 2] = 1.0, 3.0
+    wanted, predicted = torch.zeros(1, 3, 4), torch.zeros(1, 3, 4)
+    predicted[0, 1], predicted[0, 2] = 1.0, 3.0
     places = torch.tensor([[0, 1, 2]])
-    assert mae_loss(said, wanted, places, num_visible=1).item() == pytest.approx(5.0)
+    assert mae_loss(predicted, wanted, places, num_visible=1).item() == pytest.approx(5.0)
     changed = wanted.clone()
     changed[0, 0] = 100.0
-    assert mae_loss(said, changed, places, num_visible=1).item() == pytest.approx(5.0)
+    assert mae_loss(predicted, changed, places, num_visible=1).item() == pytest.approx(5.0)
     assert mae_loss(wanted, wanted, places, num_visible=1).item() == 0
 
 
@@ -105,13 +105,13 @@ def test_the_encoder_does_not_see_what_is_hidden(pool) -> None:
 def test_the_order_in_which_patches_are_shown_does_not_matter() -> None:
     model, images, noise = small(positions="rotary"), torch.randn(2, 3, 16, 16), torch.rand(2, 16)
     painter = MaskedAutoencoder(model, MaeDecoder(model.config, embed_dim=16, depth=2, num_heads=2), 4).eval()
-    said, places = painter(images, noise)
+    reconstruction, places = painter(images, noise)
     shuffled = noise.clone()
     order = select_visible_and_restore_indices(noise, 4)[0]
     shuffled.scatter_(1, order, noise.gather(1, order).flip(1))  # the same four, shown in the opposite order
     again, elsewhere = painter(images, shuffled)
     assert not torch.equal(places, elsewhere)
-    torch.testing.assert_close(again, said)
+    torch.testing.assert_close(again, reconstruction)
 
 
 def test_the_whole_agrees_with_transformers_vitmae() -> None:
@@ -131,11 +131,13 @@ def test_the_whole_agrees_with_transformers_vitmae() -> None:
         theirs.vit.embeddings.position_embeddings.copy_(model.pos_embed)  # which other tests compare with MAE's
         theirs.decoder.decoder_pos_embed.copy_(decoder.positions)
         wanted = theirs(images, noise=noise)
-        said, places = MaskedAutoencoder(model, decoder, 4)(images, noise)
-    ours = said.unflatten(2, (3, 4, 4)).permute(0, 1, 3, 4, 2).flatten(2)  # their pixels: rows, columns, channels
+        reconstruction, places = MaskedAutoencoder(model, decoder, 4)(images, noise)
+    ours = (
+        reconstruction.unflatten(2, (3, 4, 4)).permute(0, 1, 3, 4, 2).flatten(2)
+    )  # their pixels: rows, columns, channels
     torch.testing.assert_close(ours, wanted.logits, atol=1e-4, rtol=1e-4)
     assert torch.equal((places >= 4).float(), wanted.mask)
-    loss = mae_loss(said, make_target_pixels(patchify(images, 4), normalise=True), places, 4)
+    loss = mae_loss(reconstruction, make_target_pixels(patchify(images, 4), normalise=True), places, 4)
     assert loss.item() == pytest.approx(wanted.loss.item(), rel=1e-4)
 
 

@@ -156,9 +156,9 @@ def test_a_loss_that_is_not_a_number_stops_names_the_step_and_keeps_the_state(tm
     state, run = build_state_and_run(tmp_path)
     real, bad = module.cross_entropy, state.steps_per_epoch + 3
     monkeypatch.setattr(module, "cross_entropy", lambda *a: real(*a) * (float("nan") if state.step == bad else 1))
-    with pytest.raises(UserError, match=rf"The loss became NaN or infinite at step {bad + 1} \(epoch 2\)") as said:
+    with pytest.raises(UserError, match=rf"The loss became NaN or infinite at step {bad + 1} \(epoch 2\)") as raised:
         list(train_and_checkpoint_remaining_epochs(state, run))
-    advice = str(said.value)  # the rate may help; gradients are clipped and float32 already
+    advice = str(raised.value)  # the rate may help; gradients are clipped and float32 already
     assert "train.lr below" in advice and "clip_grad" not in advice and "float32" not in advice
     kept = torch.load(run.get_path("resume.pt"), weights_only=True)
     assert kept["epoch"] == 1 and all(tensor.isfinite().all() for tensor in kept["model"].values())
@@ -230,11 +230,11 @@ def test_balancing_helps_a_rare_class(tmp_path, balance) -> None:
     settings |= {"data.augment.flip": 0, "data.augment.cutmix": 0, "train.lr": 3e-3}
     plain, balanced = (tiny_run(tmp_path, **settings, **{"data.balance": kind}) for kind in ("none", balance))
     images = torch.from_numpy(x[rare[8:]])[:, None]
-    found = []
+    recalls = []
     for run in (plain, balanced):
         model = vitascope.load(run)
-        found.append(model(model.info.preparation(images)).softmax(1)[:, 1].mean().item())
-    assert found[1] > found[0] + 0.1
+        recalls.append(model(model.info.preparation(images)).softmax(1)[:, 1].mean().item())
+    assert recalls[1] > recalls[0] + 0.1
 
 
 def test_a_complete_recipe_survives_writing_and_reading(tmp_path) -> None:
@@ -343,10 +343,10 @@ def test_a_copy_over_an_old_one_is_a_copy(tmp_path) -> None:
     for record in records:
         if isinstance(record, EpochRecord):
             before, kept = kept, state.copy_state(kept)
-            wanted, found = flat(state.copy_state()), flat(kept)
-            assert found.keys() == wanted.keys()
-            assert all(torch.equal(value, wanted[name]) for name, value in found.items() if torch.is_tensor(value))
-            assert all(value == wanted[name] for name, value in found.items() if not torch.is_tensor(value))
+            wanted, result = flat(state.copy_state()), flat(kept)
+            assert result.keys() == wanted.keys()
+            assert all(torch.equal(value, wanted[name]) for name, value in result.items() if torch.is_tensor(value))
+            assert all(value == wanted[name] for name, value in result.items() if not torch.is_tensor(value))
     places = {value.data_ptr() for value in flat(state.state_dict()).values() if torch.is_tensor(value)}
     assert not places & {value.data_ptr() for value in flat(kept).values() if torch.is_tensor(value)}
     assert kept["model"]["head.weight"].data_ptr() == before["model"]["head.weight"].data_ptr()
@@ -398,13 +398,13 @@ def test_a_full_memory_says_what_to_change_and_keeps_the_state(tmp_path, setting
     state, run = build_state_and_run(tmp_path, **settings)
     calls, real = [], state.objective.compute_loss_and_metrics
 
-    def told(*given):
+    def raise_in_second_epoch(*given):
         calls.append(given)
         if len(calls) > 15 * state.recipe.train.grad_accum_steps:  # in the second epoch
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(*given)
 
-    state.objective.compute_loss_and_metrics = told
+    state.objective.compute_loss_and_metrics = raise_in_second_epoch
     with pytest.raises(UserError, match=advice):
         for _ in train_and_checkpoint_remaining_epochs(state, run):
             pass

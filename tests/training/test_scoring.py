@@ -19,6 +19,6 @@ def test_scoring_is_free_of_dropout_and_of_the_batch_size_and_leaves_the_mode(tm
         parts = compute_logits(model, data.validation.images, data.preprocessing, hardware, batch_size=7)
     torch.testing.assert_close(whole, parts, atol=1e-5, rtol=0)
     assert model.training
-    found = score_model(model, data.validation, data.preprocessing, hardware)
+    score = score_model(model, data.validation, data.preprocessing, hardware)
     right = (whole.argmax(1) == data.validation.labels).float().mean().item()
-    assert found.accuracy == pytest.approx(right) and found.num_images == 90
+    assert score.accuracy == pytest.approx(right) and score.num_images == 90

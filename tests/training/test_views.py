@@ -56,11 +56,11 @@ def test_six_and_ten_views_are_a_weighted_mean_written_by_hand(model, views, cen
         for (row, column), weight in {(1, 1): centre, **corners}.items():
             image = PREPARE.normalize(padded[:, :, row : row + 8, column : column + 8])
             expected += weight * (model(image) + model(image.flip(-1)))
-    found = compute_logits(
+    logits = compute_logits(
         model, STORED, PREPARE, make_float32_inference_hardware(model), batch_size=4, num_views=views
     )
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
-    assert (found - compute_logits(model, STORED, PREPARE, make_float32_inference_hardware(model))).abs().max() > 1e-3
+    torch.testing.assert_close(logits, expected, atol=1e-6, rtol=1e-5)
+    assert (logits - compute_logits(model, STORED, PREPARE, make_float32_inference_hardware(model))).abs().max() > 1e-3
 
 
 class OnePixel(torch.nn.Module):
@@ -90,10 +90,10 @@ def test_a_model_of_one_pixel_sees_exactly_the_shifted_and_mirrored_pixels(place
     image = torch.tensor([[10.0 * row + column for column in range(4)] for row in range(4)])[None, None]
     pixel = OnePixel(*place).eval()
     hardware = make_float32_inference_hardware(torch.nn.Linear(1, 1))
-    found = compute_logits(
+    logits = compute_logits(
         pixel, torch.zeros(1, 1, 4, 4, dtype=torch.uint8), lambda _: image, hardware, num_views=views
     )
-    assert pixel.seen == seen and found.item() == mean
+    assert pixel.seen == seen and logits.item() == mean
 
 
 def test_a_view_is_shifted_as_the_augmentation_that_fills_by_reflection_shifts() -> None:

@@ -43,8 +43,8 @@ def test_wall_seconds_grow_and_are_no_less_than_the_time_since_this_file_was_imp
 def test_a_process_is_no_older_than_the_call_that_started_it() -> None:
     code = "from vitascope.run import machine; print(machine.measure_seconds_since_process_start())"
     before = time.monotonic()
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert 0 < float(told) <= time.monotonic() - before + machine.CLOCK_TOLERANCE_SECONDS
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert 0 < float(output) <= time.monotonic() - before + machine.CLOCK_TOLERANCE_SECONDS
 
 
 def test_without_proc_psutil_is_asked_and_without_both_or_with_nonsense_nothing_is_known(monkeypatch) -> None:
@@ -82,10 +82,10 @@ def test_a_resumed_run_has_no_wall_seconds(fresh, tmp_path) -> None:
 
 def test_evaluate_stores_its_wall_seconds_once_and_says_whether_they_include_the_training(fresh, tmp_path) -> None:
     run = tiny_run(tmp_path, **ONE)
-    found = vitascope.load(run).evaluate(robust=False)
+    evaluation = vitascope.load(run).evaluate(robust=False)
     here = last_result(run)
     assert here["wall_includes_training"] and here["wall_seconds"] >= run.machine["wall_seconds"]
-    assert found.as_dict()["wall_seconds"] == here["wall_seconds"]
+    assert evaluation.as_dict()["wall_seconds"] == here["wall_seconds"]
     vitascope.load(run).evaluate(robust=False)
     assert "wall_seconds" not in last_result(run)
     machine._started_tasks.clear()  # as if in a process of its own

@@ -88,56 +88,57 @@ def test_what_a_smaller_patch_loses_is_what_is_measured() -> None:
 
 
 @torch.no_grad()
-def as_in_colour(found: PretrainedModel, made: AdaptedModel, stored: torch.Tensor) -> float:
+def as_in_colour(pretrained_model: PretrainedModel, made: AdaptedModel, stored: torch.Tensor) -> float:
     """How far answers to grey images are apart: shown in colour to the one, in grey to the other, each prepared."""
-    (old, old_way), (new, new_way) = ((m.build_model(), m.info.preparation) for m in (found, made))
+    (old, old_way), (new, new_way) = ((m.build_model(), m.info.preparation) for m in (pretrained_model, made))
     return compute_max_difference(new(new_way(stored)), old(old_way(stored.expand(-1, 3, -1, -1).contiguous())))
 
 
 def test_grey_images_get_the_answer_they_had_in_colour() -> None:
-    found, stored = pretrained(), torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
-    made = adapt(found, in_chans=1)
-    assert as_in_colour(found, made, stored) < 1e-5
+    pretrained_model, stored = pretrained(), torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
+    made = adapt(pretrained_model, in_chans=1)
+    assert as_in_colour(pretrained_model, made, stored) < 1e-5
     assert made.info.preparation.mean == pytest.approx(((0.485 + 0.456 + 0.406) / 3,))
     assert [change.name for change in made.report.resampled] == ["patch_embed.proj.weight", "patch_embed.proj.bias"]
     assert made.report.kept == len(made.weights) - 2
 
 
 def test_grey_and_another_patch_together_are_the_two_one_after_the_other() -> None:
-    found, stored = pretrained(), torch.randint(0, 256, (2, 1, 28, 28), dtype=torch.uint8)
+    pretrained_model, stored = pretrained(), torch.randint(0, 256, (2, 1, 28, 28), dtype=torch.uint8)
     sizes = {"img_size": 28, "patch_size": 4}
-    assert as_in_colour(adapt(found, **sizes), adapt(found, in_chans=1, **sizes), stored) < 1e-5
+    assert as_in_colour(adapt(pretrained_model, **sizes), adapt(pretrained_model, in_chans=1, **sizes), stored) < 1e-5
 
 
 def test_colours_that_are_normalised_alike_leave_the_bias() -> None:
-    found = build_pretrained_from_state_dict(
+    pretrained_model = build_pretrained_from_state_dict(
         build_small_timm().state_dict(), "theirs", WeightsMetadata(mean=(0.5,) * 3, std=(0.5,) * 3)
     )
-    made, stored = adapt(found, in_chans=1), torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
-    assert as_in_colour(found, made, stored) < 1e-5
-    assert made.weights["patch_embed.proj.bias"] is found.weights["patch_embed.proj.bias"]
+    made, stored = adapt(pretrained_model, in_chans=1), torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
+    assert as_in_colour(pretrained_model, made, stored) < 1e-5
+    assert made.weights["patch_embed.proj.bias"] is pretrained_model.weights["patch_embed.proj.bias"]
 
 
 @real
 def test_real_weights_answer_grey_photos_as_in_colour() -> None:
-    found = read_pretrained_model(str(SHARED / "weights" / "deit_tiny_patch16_224.safetensors"))
+    pretrained_model = read_pretrained_model(str(SHARED / "weights" / "deit_tiny_patch16_224.safetensors"))
     photos = SHARED / "photos" / "imagenet"
     files = [photos / line.split(",")[0] for line in (photos / "labels.csv").read_text().splitlines()[1:7]]
-    stored = load_or_convert_input_images(files, found.info.stored).images
+    stored = load_or_convert_input_images(files, pretrained_model.info.stored).images
     stored = (to_grayscale(stored.float() / 255) * 255).round().byte()
-    assert len(stored) == 6 and as_in_colour(found, adapt(found, in_chans=1), stored) < 1e-4
+    assert len(stored) == 6 and as_in_colour(pretrained_model, adapt(pretrained_model, in_chans=1), stored) < 1e-4
 
 
 @pytest.mark.parametrize("channels", [2, 3, 4, 5, 6])
 @torch.no_grad()
 def test_what_other_channels_lose_is_what_is_measured(channels) -> None:
     """On images whose channels are the old ones in turn; noise, for which answers' power is the filters' norm."""
-    found = pretrained()
-    made = adapt(found, in_chans=channels)
+    pretrained_model = pretrained()
+    made = adapt(pretrained_model, in_chans=channels)
     patches = torch.randn(20000, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     shown = patches[:, [channel % 3 for channel in range(channels)]]
     before, after = (
-        F.conv2d(images, m.weights["patch_embed.proj.weight"]) for images, m in ((patches, found), (shown, made))
+        F.conv2d(images, m.weights["patch_embed.proj.weight"])
+        for images, m in ((patches, pretrained_model), (shown, made))
     )
     measured = ((after - before).square().mean() / before.square().mean()).sqrt().item()
     lost = [change.lost for change in made.report.resampled] or [0.0]
@@ -146,22 +147,23 @@ def test_what_other_channels_lose_is_what_is_measured(channels) -> None:
 
 @torch.no_grad()
 def test_images_enlarged_with_the_patch_get_the_answer_they_had() -> None:
-    found = pretrained()
+    pretrained_model = pretrained()
     images = torch.randn(2, 3, 32, 32)
     patches = images.unfold(2, 8, 8).unfold(3, 8, 8)  # each patch enlarged for itself, as the theory has it
     large = F.interpolate(patches.reshape(-1, 1, 8, 8), size=(16, 16), mode="bicubic", antialias=True)
     large = large.view(2, 3, 4, 4, 16, 16).permute(0, 1, 2, 4, 3, 5).reshape(2, 3, 64, 64)
     assert (
         compute_max_difference(
-            adapt(found, img_size=64, patch_size=16).build_model()(large), found.build_model()(images)
+            adapt(pretrained_model, img_size=64, patch_size=16).build_model()(large),
+            pretrained_model.build_model()(images),
         )
         < 1e-4
     )
 
 
 def test_the_report_says_what_happened() -> None:
-    found = pretrained(img_size=64, reg_tokens=2)
-    made = adapt(found, img_size=28, patch_size=4, in_chans=1, num_classes=10)
+    pretrained_model = pretrained(img_size=64, reg_tokens=2)
+    made = adapt(pretrained_model, img_size=28, patch_size=4, in_chans=1, num_classes=10)
     report = made.report
     assert (report.grid_before, report.grid_after) == ([8, 8], [7, 7])
     assert (report.tokens_before, report.tokens_after, report.pixels_seen) == (67, 52, 1.0)
@@ -174,24 +176,24 @@ def test_the_report_says_what_happened() -> None:
     assert all(0 < change.lost < 1 for change in report.resampled if change.name != "patch_embed.proj.bias")
     assert report.new == report.dropped == ["head.weight", "head.bias"]
     assert report.notes == ["head replaced: the weights have 7 classes, not 10"]
-    untouched = [name for name, weight in made.weights.items() if weight is found.weights.get(name)]
+    untouched = [name for name, weight in made.weights.items() if weight is pretrained_model.weights.get(name)]
     assert report.kept == len(untouched) == len(made.weights) - 5
     assert report.flops_after == count_flops_per_image(made.info.model) and report.alternative["tokens"] == 67
-    assert torch.equal(made.weights["pos_embed"][:, :3], found.weights["pos_embed"][:, :3])
+    assert torch.equal(made.weights["pos_embed"][:, :3], pretrained_model.weights["pos_embed"][:, :3])
 
 
 def test_positions_without_tokens_in_front_are_all_resampled() -> None:
-    found = pretrained(reg_tokens=2, no_embed_class=True)
-    made = adapt(found, img_size=64)
-    wanted = resample_position_table(found.weights["pos_embed"], (4, 4), (8, 8), 0)
+    pretrained_model = pretrained(reg_tokens=2, no_embed_class=True)
+    made = adapt(pretrained_model, img_size=64)
+    wanted = resample_position_table(pretrained_model.weights["pos_embed"], (4, 4), (8, 8), 0)
     assert torch.equal(made.weights["pos_embed"], wanted) and made.weights["pos_embed"].shape == (1, 64, 128)
 
 
 def test_the_same_sizes_change_nothing() -> None:
-    found = pretrained()
-    made = adapt(found, img_size=32, patch_size=8)
+    pretrained_model = pretrained()
+    made = adapt(pretrained_model, img_size=32, patch_size=8)
     assert not made.report.resampled and not made.report.new and not made.report.alternative
-    assert all(made.weights[name] is weight for name, weight in found.weights.items())
+    assert all(made.weights[name] is weight for name, weight in pretrained_model.weights.items())
 
 
 @pytest.mark.parametrize(
@@ -209,14 +211,14 @@ def test_the_same_sizes_change_nothing() -> None:
     ],
 )
 def test_a_grid_that_sees_too_little_is_refused_with_what_works(asked, seen, grid, sentence) -> None:
-    found = pretrained()
-    report = make_planned_or_refused_report(found, **asked)
+    pretrained_model = pretrained()
+    report = make_planned_or_refused_report(pretrained_model, **asked)
     assert report.pixels_seen == pytest.approx(seen) and report.grid_after == grid
-    with pytest.raises(UserError, match=sentence) as told:
-        adapt(found, **asked)
-    assert str(told.value).endswith("img_size=32 with patch_size=8 (upscales the images).")
-    for word in str(told.value).split("patch_size=")[2:-1]:
-        adapt(found, **(asked | {"patch_size": int(word.split()[0])}))  # what it offers does work
+    with pytest.raises(UserError, match=sentence) as raised:
+        adapt(pretrained_model, **asked)
+    assert str(raised.value).endswith("img_size=32 with patch_size=8 (upscales the images).")
+    for word in str(raised.value).split("patch_size=")[2:-1]:
+        adapt(pretrained_model, **(asked | {"patch_size": int(word.split()[0])}))  # what it offers does work
 
 
 def test_a_rejected_size_is_not_offered_again() -> None:
@@ -240,9 +242,9 @@ def test_training_says_that_sizes_change() -> None:
 
 
 def test_class_names_are_not_assumed_for_a_new_classifier() -> None:
-    found = build_pretrained_from_state_dict(build_small_timm(num_classes=1000).state_dict(), "theirs")
-    assert IMAGENET_CLASSES in adapt(found, img_size=64).report.assumed
-    assert IMAGENET_CLASSES not in adapt(found, num_classes=10).report.assumed
+    pretrained_model = build_pretrained_from_state_dict(build_small_timm(num_classes=1000).state_dict(), "theirs")
+    assert IMAGENET_CLASSES in adapt(pretrained_model, img_size=64).report.assumed
+    assert IMAGENET_CLASSES not in adapt(pretrained_model, num_classes=10).report.assumed
 
 
 @pytest.mark.parametrize(
@@ -269,15 +271,17 @@ def test_rotary_and_fixed_positions_are_made_anew_for_the_new_grid() -> None:
     )
     model = VisionTransformer(config).eval()
     facts = ModelInfo(config, list("abc"), Preprocessing((32, 32), (0.5,) * 3, (0.5,) * 3), (3, 32, 32))
-    found = PretrainedModel("ours", "vitascope", facts, model.state_dict())
-    made = adapt(found, img_size=48)
+    pretrained_model = PretrainedModel("ours", "vitascope", facts, model.state_dict())
+    made = adapt(pretrained_model, img_size=48)
     assert not made.report.resampled and made.build_model()(torch.randn(1, 3, 48, 48)).shape == (1, 3)
     assert made.info.classes == list("abc")
 
 
 def test_a_new_classifier_comes_from_the_seed() -> None:
-    found = pretrained()
-    first, again, other = (adapt(found, num_classes=5, seed=seed).weights["head.weight"] for seed in (1, 1, 2))
+    pretrained_model = pretrained()
+    first, again, other = (
+        adapt(pretrained_model, num_classes=5, seed=seed).weights["head.weight"] for seed in (1, 1, 2)
+    )
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 

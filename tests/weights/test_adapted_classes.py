@@ -17,43 +17,43 @@ def pretrained(classes: list[str] | None = OWN) -> PretrainedModel:
 
 
 def test_other_class_names_get_a_new_classifier() -> None:
-    found = pretrained()
-    made = adapt(found, classes=OTHERS)
+    pretrained_model = pretrained()
+    made = adapt(pretrained_model, classes=OTHERS)
     assert made.report.new == ["head.weight", "head.bias"] and made.info.classes == OTHERS
     assert made.report.dropped == ["head.weight", "head.bias"]
     assert made.report.notes == ["head replaced: the weights' classes are ape, bee, …; the data's are ash, box, …"]
-    assert not torch.equal(made.weights["head.weight"], found.weights["head.weight"])
-    assert adapt(found, classes=[*OWN[:6], "hen"]).report.new  # one is enough
+    assert not torch.equal(made.weights["head.weight"], pretrained_model.weights["head.weight"])
+    assert adapt(pretrained_model, classes=[*OWN[:6], "hen"]).report.new  # one is enough
 
 
 def test_equal_class_names_keep_the_classifier() -> None:
-    found = pretrained()
-    made = adapt(found, classes=list(OWN))
-    assert made.weights["head.weight"] is found.weights["head.weight"]
+    pretrained_model = pretrained()
+    made = adapt(pretrained_model, classes=list(OWN))
+    assert made.weights["head.weight"] is pretrained_model.weights["head.weight"]
     assert not made.report.new and not made.report.notes and not made.report.resampled
 
 
 @torch.no_grad()
 def test_the_classifier_s_rows_follow_the_order_of_the_classes() -> None:
-    found, images = pretrained(), torch.randn(2, 3, 32, 32)
+    pretrained_model, images = pretrained(), torch.randn(2, 3, 32, 32)
     turned = ["dog", "ape", "gnu", "bee", "fox", "cat", "eel"]
-    made = adapt(found, classes=turned)
-    wanted = found.build_model()(images)[:, [OWN.index(name) for name in turned]]
+    made = adapt(pretrained_model, classes=turned)
+    wanted = pretrained_model.build_model()(images)[:, [OWN.index(name) for name in turned]]
     assert compute_max_difference(made.build_model()(images), wanted) < 1e-6 and made.info.classes == turned
     assert [change.name for change in made.report.resampled] == ["head.weight", "head.bias"]
 
 
 @pytest.mark.parametrize("names", [None, [f"LABEL_{number}" for number in range(7)]])
 def test_classes_without_names_keep_the_classifier_with_a_note(names) -> None:
-    found = pretrained(names)
-    made = adapt(found, classes=OTHERS)
-    assert made.weights["head.weight"] is found.weights["head.weight"] and made.info.classes == OTHERS
+    pretrained_model = pretrained(names)
+    made = adapt(pretrained_model, classes=OTHERS)
+    assert made.weights["head.weight"] is pretrained_model.weights["head.weight"] and made.info.classes == OTHERS
     assert "classes have no names" in made.report.notes[-1]
 
 
 def test_numbers_in_vitascope_s_weights_are_class_names() -> None:
-    found = pretrained([str(number) for number in range(7)])
-    ours = PretrainedModel("run", "vitascope", found.info, found.weights)
+    pretrained_model = pretrained([str(number) for number in range(7)])
+    ours = PretrainedModel("run", "vitascope", pretrained_model.info, pretrained_model.weights)
     assert adapt(ours, classes=OTHERS).report.new
     assert not adapt(ours, classes=list("0123456")).report.notes
 

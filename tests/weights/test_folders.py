@@ -24,11 +24,11 @@ from vitascope.weights.pretrained import (
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 2, "num_heads": 2}
 
 
-def timm_folder(folder: Path, model: nn.Module, **said) -> str:
+def timm_folder(folder: Path, model: nn.Module, **config_fields) -> str:
     folder.mkdir(exist_ok=True)
     save_file(model.state_dict(), folder / "model.safetensors")
-    told = {"architecture": "vit_tiny_patch16_224", "num_classes": 7, "model_args": SIZES}
-    (folder / "config.json").write_text(json.dumps(told | said))
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 7, "model_args": SIZES}
+    (folder / "config.json").write_text(json.dumps(config | config_fields))
     return str(folder)
 
 
@@ -37,17 +37,22 @@ def hf_folder(folder: Path, kind: str = "ViTForImageClassification", config: str
     model.save_pretrained(folder)
 
 
-def change_json(path: Path, *without: str, **said) -> None:
-    told = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps({name: value for name, value in (told | said).items() if name not in without}))
+def change_json(path: Path, *without: str, **fields) -> None:
+    contents = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({name: value for name, value in (contents | fields).items() if name not in without}))
 
 
 def test_timm_s_folder_tells_names_and_normalisation(tmp_path) -> None:
     names = list("abcdefg")
-    told = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
-    found = read_pretrained_model(timm_folder(tmp_path, build_small_timm(), label_names=names, pretrained_cfg=told))
-    assert found.info.classes == names and found.library == "timm"
-    assert (found.info.preparation.mean, found.info.preparation.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    normalisation = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    pretrained_model = read_pretrained_model(
+        timm_folder(tmp_path, build_small_timm(), label_names=names, pretrained_cfg=normalisation)
+    )
+    assert pretrained_model.info.classes == names and pretrained_model.library == "timm"
+    assert (pretrained_model.info.preparation.mean, pretrained_model.info.preparation.std) == (
+        (0.1, 0.2, 0.3),
+        (0.4, 0.5, 0.6),
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +72,7 @@ def test_weights_that_do_not_fit_timm_s_config_are_refused(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "config_fields",
     [
         {"architecture": "local-dir:elsewhere"},
         {"architecture": "hf-hub:someone/something"},
@@ -82,11 +87,11 @@ def test_weights_that_do_not_fit_timm_s_config_are_refused(tmp_path) -> None:
     ],
     ids=str,
 )
-def test_a_config_reaches_nothing_but_the_network_s_settings(said, tmp_path, monkeypatch) -> None:
+def test_a_config_reaches_nothing_but_the_network_s_settings(config_fields, tmp_path, monkeypatch) -> None:
     torch.save(build_small_timm().state_dict(), tmp_path / "other.pth")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("timm was asked"))
-    word = timm_folder(tmp_path / "folder", build_small_timm(), **said)
+    word = timm_folder(tmp_path / "folder", build_small_timm(), **config_fields)
     for opening in (read_pretrained_model, open_model):
         with pytest.raises(UserError, match=r"timm has no architecture|model_args m"):
             opening(word)
@@ -94,8 +99,8 @@ def test_a_config_reaches_nothing_but_the_network_s_settings(said, tmp_path, mon
 
 def test_settings_of_other_networks_are_for_teachers_only(tmp_path) -> None:
     model = timm.create_model("test_resnet", num_classes=3, stem_width=16)
-    told = {"architecture": "test_resnet", "num_classes": 3, "model_args": {"stem_width": 16}}
-    word = timm_folder(tmp_path, model, **told)
+    config = {"architecture": "test_resnet", "num_classes": 3, "model_args": {"stem_width": 16}}
+    word = timm_folder(tmp_path, model, **config)
     assert len(open_model(word).classes) == 3
     with pytest.raises(UserError, match="stem_width is not one"):
         read_pretrained_model(word)
@@ -111,16 +116,17 @@ def test_transformers_preprocessor_is_used(tmp_path) -> None:
     hf_folder(tmp_path)
     file, colours = tmp_path / "preprocessor_config.json", get_default_normalisation(3)
     change_json(file, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6])
-    found = read_pretrained_model(str(tmp_path)).info.preparation
-    assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    preprocessing = read_pretrained_model(str(tmp_path)).info.preparation
+    assert (preprocessing.mean, preprocessing.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     change_json(file, do_normalize=False)
-    found = read_pretrained_model(str(tmp_path)).info.preparation
-    assert (found.mean, found.std) == ((0.0,) * 3, (1.0,) * 3)
+    preprocessing = read_pretrained_model(str(tmp_path)).info.preparation
+    assert (preprocessing.mean, preprocessing.std) == ((0.0,) * 3, (1.0,) * 3)
     change_json(file, do_normalize=True, image_mean=[0.5])
-    found = read_pretrained_model(str(tmp_path))
-    assert (found.info.preparation.mean, found.info.preparation.std) == colours and "normalised" in found.assumptions[
-        -1
-    ]
+    preprocessing = read_pretrained_model(str(tmp_path))
+    assert (
+        preprocessing.info.preparation.mean,
+        preprocessing.info.preparation.std,
+    ) == colours and "normalised" in preprocessing.assumptions[-1]
 
 
 def test_another_activation_is_refused(tmp_path) -> None:
@@ -136,9 +142,12 @@ def test_another_activation_is_refused(tmp_path) -> None:
 def test_what_transformers_config_leaves_out_is_theirs_or_assumed(kind, eps, tmp_path) -> None:
     hf_folder(tmp_path, f"{kind}Model", f"{kind}Config", num_attention_heads=2)
     change_json(tmp_path / "config.json", "layer_norm_eps", "num_attention_heads", "image_size")
-    found = read_pretrained_model(str(tmp_path))
-    assert found.info.model.norm_eps == eps == getattr(transformers, f"{kind}Config")().layer_norm_eps
-    assert found.info.model.num_heads == 2 and "num_heads=2 (embed_dim 128 / 64 per head)" in found.assumptions
+    pretrained_model = read_pretrained_model(str(tmp_path))
+    assert pretrained_model.info.model.norm_eps == eps == getattr(transformers, f"{kind}Config")().layer_norm_eps
+    assert (
+        pretrained_model.info.model.num_heads == 2
+        and "num_heads=2 (embed_dim 128 / 64 per head)" in pretrained_model.assumptions
+    )
 
 
 def test_class_names_that_occur_twice_get_their_number(tmp_path) -> None:
@@ -159,10 +168,10 @@ def test_given_heads_are_used_where_nothing_else_says_them(tmp_path) -> None:
 
 def test_a_run_s_file_is_read_with_the_run_s_config(tmp_path) -> None:
     run = shared_run(tmp_path, **{"train.epochs": 2})
-    wanted, found = open_model(run, best=True), open_model(run.path / "best.safetensors")
+    wanted, opened_model = open_model(run, best=True), open_model(run.path / "best.safetensors")
     images = torch.randn(2, 1, 8, 8)
-    assert torch.equal(found(images), wanted(images)) and found.info == wanted.info
-    assert found.notes == (f"sizes, classes and normalisation are from {run.path / 'config.json'}",)
+    assert torch.equal(opened_model(images), wanted(images)) and opened_model.info == wanted.info
+    assert opened_model.notes == (f"sizes, classes and normalisation are from {run.path / 'config.json'}",)
 
 
 def test_another_model_s_file_beside_a_config_says_so(tmp_path) -> None:
@@ -177,15 +186,15 @@ def test_another_model_s_file_beside_a_config_says_so(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"classes": ["a"]}, {"preparation": {"size": [32, 32], "mean": [0.5], "std": [0.5]}}], ids=str
+    "changes", [{"classes": ["a"]}, {"preparation": {"size": [32, 32], "mean": [0.5], "std": [0.5]}}], ids=str
 )
-def test_our_config_must_agree_with_itself(said, tmp_path) -> None:
+def test_our_config_must_agree_with_itself(changes, tmp_path) -> None:
     made = adapt(build_pretrained_from_state_dict(build_small_timm().state_dict(), "theirs"))
     save_model_folder(tmp_path, made.info, made.weights)
     assert (
         compute_max_difference(read_pretrained_model(str(tmp_path)).weights["norm.weight"], made.weights["norm.weight"])
         == 0
     )
-    change_json(tmp_path / "config.json", **said)
+    change_json(tmp_path / "config.json", **changes)
     with pytest.raises(UserError, match="is inconsistent"):
         read_pretrained_model(str(tmp_path))

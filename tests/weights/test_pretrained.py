@@ -39,8 +39,15 @@ def randomize_weights(model: nn.Module) -> nn.Module:
 
 
 def build_small_timm(**settings) -> nn.Module:
-    told = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 2, "num_heads": 2, "num_classes": 7} | settings
-    return randomize_weights(TimmTransformer(**told))
+    result = {
+        "img_size": 32,
+        "patch_size": 8,
+        "embed_dim": 128,
+        "depth": 2,
+        "num_heads": 2,
+        "num_classes": 7,
+    } | settings
+    return randomize_weights(TimmTransformer(**result))
 
 
 def have_equal_tensors(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
@@ -111,11 +118,11 @@ def test_transformers_names_in_memory_are_read_too() -> None:
 def test_dino_and_deit_backbones_give_the_same_features(kind, left_out, note, tmp_path) -> None:
     theirs = randomize_weights(getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**HF)))
     theirs.save_pretrained(tmp_path)
-    found = read_pretrained_model(str(tmp_path))
+    pretrained_model = read_pretrained_model(str(tmp_path))
     images = torch.randn(2, 3, 32, 32)
-    assert compute_max_difference(found.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
-    assert [name for name in found.dropped_names if "pooler" not in name] == left_out
-    assert bool(found.notes) == bool(note) and (not note or note in found.notes[0])
+    assert compute_max_difference(pretrained_model.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
+    assert [name for name in pretrained_model.dropped_names if "pooler" not in name] == left_out
+    assert bool(pretrained_model.notes) == bool(note) and (not note or note in pretrained_model.notes[0])
 
 
 @torch.no_grad()
@@ -123,11 +130,11 @@ def test_mae_s_encoder_is_read_and_its_decoder_dropped(tmp_path) -> None:
     sizes = HF | {"decoder_hidden_size": 32, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
     theirs = randomize_weights(transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**sizes, mask_ratio=0.0)))
     theirs.save_pretrained(tmp_path)
-    found = read_pretrained_model(str(tmp_path))
+    pretrained_model = read_pretrained_model(str(tmp_path))
     images = torch.randn(2, 3, 32, 32)
     seen = theirs.vit(images, noise=torch.arange(16.0).expand(2, -1)).last_hidden_state[:, 0]
-    assert compute_max_difference(found.build_model()(images), seen) < 1e-5
-    assert found.dropped_names and all(name.startswith("decoder") for name in found.dropped_names)
+    assert compute_max_difference(pretrained_model.build_model()(images), seen) < 1e-5
+    assert pretrained_model.dropped_names and all(name.startswith("decoder") for name in pretrained_model.dropped_names)
 
 
 @torch.no_grad()
@@ -162,10 +169,10 @@ def test_sizes_are_inferred_from_the_shapes(settings, tmp_path) -> None:
         {"model_ema": {f"module.{name}": weight for name, weight in theirs.state_dict().items()}, "epoch": 3},
         tmp_path / "w.pth",
     )
-    found = read_pretrained_model(str(tmp_path / "w.pth"))
-    images = torch.randn(2, found.info.model.in_chans, *found.info.model.image_shape)
-    assert compute_max_difference(found.build_model()(images), theirs(images)) < 1e-5
-    assert any("num_heads=2" in words for words in found.assumptions)
+    pretrained_model = read_pretrained_model(str(tmp_path / "w.pth"))
+    images = torch.randn(2, pretrained_model.info.model.in_chans, *pretrained_model.info.model.image_shape)
+    assert compute_max_difference(pretrained_model.build_model()(images), theirs(images)) < 1e-5
+    assert any("num_heads=2" in words for words in pretrained_model.assumptions)
 
 
 def test_dino_s_checkpoint_gives_the_teacher_s_backbone(tmp_path) -> None:
@@ -173,17 +180,19 @@ def test_dino_s_checkpoint_gives_the_teacher_s_backbone(tmp_path) -> None:
     parts = {f"backbone.{name}": weight for name, weight in teacher.state_dict().items()}
     parts |= {"head.mlp.0.weight": torch.zeros(4, 128), "head.last_layer.weight_v": torch.zeros(9, 4)}
     torch.save({"student": student.state_dict(), "teacher": parts}, tmp_path / "dino.pth")
-    found = read_pretrained_model(str(tmp_path / "dino.pth"))
-    assert found.info.model.num_classes == 0 and torch.equal(found.weights["norm.weight"], teacher.norm.weight)
+    pretrained_model = read_pretrained_model(str(tmp_path / "dino.pth"))
+    assert pretrained_model.info.model.num_classes == 0 and torch.equal(
+        pretrained_model.weights["norm.weight"], teacher.norm.weight
+    )
 
 
 def test_another_number_of_heads_can_be_given(tmp_path) -> None:
     theirs = build_small_timm(num_heads=4)
     save_file(theirs.state_dict(), tmp_path / "w.safetensors")
-    found = read_pretrained_model(str(tmp_path / "w.safetensors"), num_heads=4)
+    pretrained_model = read_pretrained_model(str(tmp_path / "w.safetensors"), num_heads=4)
     images = torch.randn(1, 3, 32, 32)
-    assert compute_max_difference(found.build_model()(images), theirs(images)) < 1e-5 and not any(
-        "num_heads" in words for words in found.assumptions
+    assert compute_max_difference(pretrained_model.build_model()(images), theirs(images)) < 1e-5 and not any(
+        "num_heads" in words for words in pretrained_model.assumptions
     )
 
 
@@ -191,9 +200,9 @@ def test_a_timm_vit_is_opened_by_name_and_another_architecture_is_refused(monkey
     built = {}
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: built[name])
     built["vit_tiny_patch16_224"] = build_small_timm()
-    found = read_pretrained_model("timm:vit_tiny_patch16_224")
+    pretrained_model = read_pretrained_model("timm:vit_tiny_patch16_224")
     images = torch.randn(1, 3, 32, 32)
-    assert compute_max_difference(found.build_model()(images), built["vit_tiny_patch16_224"](images)) < 1e-5
+    assert compute_max_difference(pretrained_model.build_model()(images), built["vit_tiny_patch16_224"](images)) < 1e-5
     built["vit_tiny_patch16_224"] = build_small_timm(act_layer="relu")
     with pytest.raises(
         UserError, match="not a plain ViT: with the same weights, Vitascope's model gives a different output"

@@ -79,8 +79,8 @@ def test_the_standard_shapes_equal_timms_forward_and_backward(name) -> None:
     width, heads = SHAPES[name]
     config = ModelConfig(img_size=32, patch_size=16, embed_dim=width, num_heads=heads, num_classes=10)
     for dtype, tolerance in ((torch.float64, 1e-8), (torch.float32, 1e-4)):
-        found = compare_outputs_gradients_with_timm(config, dtype)
-        assert 0 <= max(found.max_logit_difference, found.max_gradient_difference) < tolerance
+        comparison = compare_outputs_gradients_with_timm(config, dtype)
+        assert 0 <= max(comparison.max_logit_difference, comparison.max_gradient_difference) < tolerance
 
 
 def test_a_difference_is_detected(monkeypatch) -> None:
@@ -92,8 +92,8 @@ def test_a_difference_is_detected(monkeypatch) -> None:
         return load(self, state | {"blocks.2.mlp.fc2.bias": state["blocks.2.mlp.fc2.bias"] * 1.1})
 
     monkeypatch.setattr(VisionTransformer, "load_state_dict", load_wrongly)
-    found = compare_outputs_gradients_with_timm(config, torch.float64)
-    assert found.max_logit_difference > 1e-4 and found.max_gradient_difference > 1e-4
+    comparison = compare_outputs_gradients_with_timm(config, torch.float64)
+    assert comparison.max_logit_difference > 1e-4 and comparison.max_gradient_difference > 1e-4
 
 
 @pytest.mark.parametrize("name", slow_except(SHAPES, ["tiny", "small"]))

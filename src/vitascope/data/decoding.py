@@ -169,8 +169,8 @@ class DecodeWorkers:
                 self.idle.put(worker)
 
         unreadable: UnreadableByIndex = {}
-        for start, found in zip(starts, self.threads.map(decode_chunk, starts), strict=True):
-            unreadable |= {start + index: error for index, error in found.items()}
+        for start, chunk_unreadable in zip(starts, self.threads.map(decode_chunk, starts), strict=True):
+            unreadable |= {start + index: error for index, error in chunk_unreadable.items()}
         return unreadable
 
     def stop(self) -> None:

@@ -113,14 +113,14 @@ def describe_trained_model(experiments: SheetExperiments) -> str:
 
 def _describe_rising_loss_if_any(cells: list[CombinationResults]) -> str:
     """Name longer runs with a higher loss despite a higher accuracy."""
-    found = [
+    comparisons = [
         f"after {late.settings['train.epochs']} epochs than after {early.settings['train.epochs']}"
         for early, late in pairwise(cells)
         if late.mean_accuracy > early.mean_accuracy
         and (late.compute_mean_last_value("val_loss") or 0.0) > (early.compute_mean_last_value("val_loss") or 0.0)
     ]
     likely = "although the accuracy is higher too. A likely reason is growing confidence in wrong predictions."
-    return f"The held-out loss is higher {' and '.join(found)}, {likely}" if found else ""
+    return f"The held-out loss is higher {' and '.join(comparisons)}, {likely}" if comparisons else ""
 
 
 def _seed_and_add_attention_shape_tables(report: SheetReport) -> None:

@@ -56,7 +56,7 @@ def show_anatomy(
     Example: vitascope anatomy cifar10 model.depth=4
     """
     recipe, settings = split_optional_recipe_args(recipe_and_settings or [])
-    config = read_model_config_of_recipe_run_or_weights(recipe, settings)
+    config = read_any_model_config(recipe, settings)
     with_section = [setting for setting in settings if "." in setting.partition("=")[0]]
     reject_settings_without_effect(
         with_section, ("model.",), "on the anatomy. Use settings of the model, such as depth=4"
@@ -75,7 +75,7 @@ def show_anatomy(
         print(json.dumps(report, indent=1))
 
 
-def read_model_config_of_recipe_run_or_weights(model_ref: str | None, overrides: list[str]) -> ModelConfig:
+def read_any_model_config(model_ref: str | None, overrides: list[str]) -> ModelConfig:
     """Return the model configuration of a recipe, a run or pretrained weights, with settings changed."""
     if model_ref is None or model_ref in list_recipe_names() or Path(model_ref).suffix in (".yaml", ".yml"):
         return read_model_config(model_ref, overrides)
@@ -97,14 +97,14 @@ def _list_stages_from_image_or_tokens(config: ModelConfig, batch_size: int, num_
 
 def print_stage_table(stages: list[Stage], config: ModelConfig, title: str, *, all_blocks: bool) -> None:
     rows = []
-    for block, group in groupby(stages, key=_get_block_index):
+    for block, group in groupby(stages, key=_find_block_index):
         group = list(group)
         if block is None or block == 0 or all_blocks:
             rows += [_format_stage_row(stage) for stage in group]
         elif block == config.depth - 1:
             rows.append(_format_row_for_blocks_after_first(stages, config.depth))
     columns = ["stage", "axes", "shape", "parameters", "FLOPs", "activations"]
-    rows.append(["total", "", "", *_format_total_parameters_flops_bytes(stages)])
+    rows.append(["total", "", "", *_format_total_row_cells(stages)])
     screen = create_console()
     if screen.width < 112:  # print the axes below the names so that numbers are not wrapped
         columns = ["stage", *columns[2:]]
@@ -114,7 +114,7 @@ def print_stage_table(stages: list[Stage], config: ModelConfig, title: str, *, a
     screen.print(TABLE_NOTES + qk_norm, style="dim", highlight=False)
 
 
-def _get_block_index(stage: Stage) -> int | None:
+def _find_block_index(stage: Stage) -> int | None:
     return int(stage.name.split(".")[1]) if stage.name.startswith("blocks.") else None
 
 
@@ -128,17 +128,17 @@ def _format_stage_row(stage: Stage) -> list[str]:
 
 
 def _format_row_for_blocks_after_first(stages: list[Stage], depth: int) -> list[str]:
-    other_blocks = [stage for stage in stages if _get_block_index(stage)]
+    other_blocks = [stage for stage in stages if _find_block_index(stage)]
     name = "blocks.1" if depth == 2 else f"blocks.1 … blocks.{depth - 1}"
     return [
         name,
         "same as blocks.0",
         f"{depth - 1} blocks" if depth > 2 else "1 block",
-        *_format_total_parameters_flops_bytes(other_blocks),
+        *_format_total_row_cells(other_blocks),
     ]
 
 
-def _format_total_parameters_flops_bytes(stages: list[Stage]) -> list[str]:
+def _format_total_row_cells(stages: list[Stage]) -> list[str]:
     parameters, flops = sum(stage.parameters for stage in stages), sum(stage.flops for stage in stages)
     return [
         f"{parameters:,}",

@@ -164,7 +164,7 @@ def _print_results_and_sheet_e_points(reports_by_path: "dict[Path, FileReport]",
         name = str(path.relative_to(folder))
         tasks = grade_sheet_e_code(reports.part_reports)
         points = (
-            _format_sheet_e_points(tasks, {report.part for report in reports.part_reports}) if path in graded else "–"
+            _format_points_per_task(tasks, {report.part for report in reports.part_reports}) if path in graded else "–"
         )
         lines = [
             [report.name, report.part, "correct" if report.passed else report.verdict or ", ".join(report.mistakes)]
@@ -180,7 +180,7 @@ def _print_results_and_sheet_e_points(reports_by_path: "dict[Path, FileReport]",
         print(UNCHECKED_POINTS_NOTE)
 
 
-def _format_sheet_e_points(tasks: "list[TaskPoints]", parts_in_file: set[str]) -> str:
+def _format_points_per_task(tasks: "list[TaskPoints]", parts_in_file: set[str]) -> str:
     """Return the points given, of those possible for the parts in the file, and of the whole sheet."""
     given, possible = (sum(task.given for task in tasks), sum(task.of for task in tasks if task.part in parts_in_file))
     total = sum(task.of for task in tasks)

@@ -60,7 +60,7 @@ def explain(
     from vitascope.explain.figures import ExplainRequest
     from vitascope.inference.prediction import read_image_files_and_folders
 
-    method_names, query_patch = _parse_methods_or_list_all(methods), _parse_query(query)
+    method_names, query_patch = _parse_methods_or_choose_all(methods), _parse_query_patch(query)
     # Explanations use all tokens.
     subject = open_model_and_print_notes_to_stderr(run, best=best)
     loaded = read_image_files_and_folders(images, subject.stored_shape)
@@ -77,7 +77,7 @@ def explain(
         _print_predictions_faithfulness_and_files(report, len(loaded.images), folder)
 
 
-def _parse_query(query: str | None) -> "PatchPosition | None":
+def _parse_query_patch(query: str | None) -> "PatchPosition | None":
     from vitascope.explain.maps import PatchPosition
 
     position = _parse_integers(query, "--query")
@@ -86,7 +86,7 @@ def _parse_query(query: str | None) -> "PatchPosition | None":
     return PatchPosition(*position) if position else None
 
 
-def _parse_methods_or_list_all(method_list: str | None) -> list[str]:
+def _parse_methods_or_choose_all(method_list: str | None) -> list[str]:
     from vitascope.explain.methods import METHODS, find_method_key
 
     return [find_method_key(name) for name in method_list.split(",")] if method_list is not None else list(METHODS)

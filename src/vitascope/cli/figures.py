@@ -190,7 +190,7 @@ def draw_and_save_shifted_copies(image_path: Path | None, patch_size: int, figur
         f"the same position. Its token also contains {patch_size // 2} pixels beyond each edge of the patch. "
         "Pixels outside the image are black (0)."
     )
-    figure = draw_image_tiles([_convert_to_numpy(copy) for copy in copies], SHIFT_TITLES, text, num_columns=5)
+    figure = draw_image_tiles([_move_channels_last(copy) for copy in copies], SHIFT_TITLES, text, num_columns=5)
     for panel in figure.axes:
         draw_patch_borders(panel, (IMAGE_SIZE // patch_size, IMAGE_SIZE // patch_size), (patch_size, patch_size))
     return save_figure(figure, figure_path)
@@ -211,7 +211,7 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
         num_left = format_count(len(set(groups[groups >= 0].tolist())), "patch token")
         titles.append(_predict_and_format_title(reduced, raw_image, f"{participle}, {num_left} left"))
     merged, dropped = group_maps
-    image, font_size = _convert_to_numpy(pixels), compute_group_number_font_size(merged, REDUCTION_TILE_WIDTH)
+    image, font_size = _move_channels_last(pixels), compute_group_number_font_size(merged, REDUCTION_TILE_WIDTH)
     number_note = "" if font_size >= MIN_FONT_SIZE else " (only the first patch of each token has its number)"
     text = (
         f"Each of the {model.config.depth} blocks removes up to {format_count(tokens_per_block, 'patch token')}. "
@@ -248,7 +248,7 @@ def _tint_patch_groups(image: NDArray, group_map: NDArray, patch_size: tuple[int
     return tinted
 
 
-def _convert_to_numpy(image: Tensor) -> NDArray:
+def _move_channels_last(image: Tensor) -> NDArray:
     return image.clamp(0, 1).permute(1, 2, 0).numpy()
 
 
@@ -275,7 +275,7 @@ def _print_attention_cost_table(
     columns = ["tokens", *[f"{LABELS[name]}: {cost}" for name in IMPLEMENTATIONS for cost in ("time", "memory")]]
     rows = []
     for tokens in sorted({cost.tokens for cost in costs}):
-        cells = {cost.way: _format_time_and_memory(cost) for cost in costs if cost.tokens == tokens}
+        cells = {cost.way: _format_time_and_memory_cells(cost) for cost in costs if cost.tokens == tokens}
         rows.append([str(tokens), *[text for name in IMPLEMENTATIONS for text in cells[name]]])
     fitted = [
         f"tokens^{fitted_exponents[name][field]:.2f}" for name in IMPLEMENTATIONS for field in ("seconds", "peak_bytes")
@@ -292,5 +292,5 @@ def _print_attention_cost_table(
     print(f"Fitted growth: {describe_fitted_token_range(costs)} {THEORY}")
 
 
-def _format_time_and_memory(cost: AttentionCost) -> tuple[str, str]:
+def _format_time_and_memory_cells(cost: AttentionCost) -> tuple[str, str]:
     return format_duration(cost.seconds), format_bytes(cost.peak_bytes)

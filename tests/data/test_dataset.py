@@ -14,7 +14,7 @@ from vitascope.data import decoding
 from vitascope.data.config import DataConfig
 from vitascope.data.dataset import MemoryDataset, has_fingerprint, hash_images_and_labels
 from vitascope.data.decoding import ImageFormat, decode_files
-from vitascope.data.open_data import TrainingData, load_train_and_validation_data, open_data_source
+from vitascope.data.open_data import TrainingData, load_train_and_validation_data, open_data_by_name_or_path
 from vitascope.data.sources import folder_dataset
 
 CLASSES = ("ant", "bee", "cat")
@@ -34,7 +34,7 @@ def write_photos(folder: Path, per_class: int = 14) -> Path:
 
 def open_split(folder: Path, memory: float | None, **settings):
     config = DataConfig(name=str(folder), memory=memory, **settings)
-    source = open_data_source(config, SIZE, 3)
+    source = open_data_by_name_or_path(config, SIZE, 3)
     return source.load_split("train"), source
 
 
@@ -113,7 +113,7 @@ def test_the_fingerprint_changes_with_names_sizes_and_labels_and_with_contents_i
         else:
             file.rename(changed / ("ant" if change == "renamed" else "bee") / "0000.jpg")
         assert open_and_fingerprint(changed) != open_and_fingerprint(first), change
-    smaller = open_data_source(DataConfig(name=str(first)), (4, 4), 3).load_split("train")
+    smaller = open_data_by_name_or_path(DataConfig(name=str(first)), (4, 4), 3).load_split("train")
     assert smaller.fingerprint() != open_and_fingerprint(first)
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from vitascope import UserError
 from vitascope.data.config import DataConfig
 from vitascope.data.dataset import compute_pixel_mean_and_std
-from vitascope.data.open_data import open_data_source
+from vitascope.data.open_data import open_data_by_name_or_path
 from vitascope.data.sources.folder import image_file_has_colour, read_image_or_error_reason
 from vitascope.data.sources.named import PUBLISHED_DATASETS, open_or_download_published_dataset
 from vitascope.data.statistics import (
@@ -29,7 +29,7 @@ needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data set
 
 
 def open_source(name: str, root: Path | None = None, size=(8, 8), channels: int = 3, **settings):
-    return open_data_source(
+    return open_data_by_name_or_path(
         DataConfig(name=str(name), root=root and str(root), download=False, **settings), size, channels
     )
 

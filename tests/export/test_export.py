@@ -173,7 +173,7 @@ def test_the_file_is_one_and_says_what_its_user_must_know_and_nothing_of_this_ma
 
 
 def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monkeypatch) -> None:
-    opened, real = [], open_data.open_data_source
+    opened, real = [], open_data.open_data_by_name_or_path
 
     def spied(*words, **more):
         source = real(*words, **more)

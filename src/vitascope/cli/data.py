@@ -25,10 +25,10 @@ NUM_IMAGES = 6  # of the preview
 @app.command("list")
 def print_data_sets(root: DataRoot = None) -> None:
     """List the named data sets and show which are on this machine."""
-    from vitascope.data.data_root import resolve_data_root
+    from vitascope.data.data_root import choose_data_root
     from vitascope.data.sources.named import PUBLISHED_DATASETS, open_published_dataset_if_found
 
-    data_root = resolve_data_root(root)
+    data_root = choose_data_root(root)
     print(f"Data root: {data_root}")
     print(f"  {'digits':<14} {'built in':<10} handwritten digits, 8×8 grayscale, 898 training and 899 test images")
     for name, dataset in PUBLISHED_DATASETS.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def resolve_data_root(requested_folder: str | None) -> Path:
+def choose_data_root(requested_folder: str | None) -> Path:
     """Return the requested folder, else $VITASCOPE_DATA, else a folder in the user's cache."""
     folder = requested_folder or os.environ.get("VITASCOPE_DATA")
     return Path(folder).expanduser() if folder else get_cache_folder() / "data"

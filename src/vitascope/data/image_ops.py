@@ -135,11 +135,11 @@ def apply_randaugment(images: Images, operation_indices: Tensor, signs: Tensor, 
     images = images.clone()
     for step in range(operation_indices.shape[1]):
         masks = {name: operation_indices[:, step] == index for index, name in enumerate(OPERATIONS)}
-        images = _apply_randaugment_round(images, masks, signs[:, step] * (magnitude / 30), magnitude / 30)
+        images = _apply_one_operation_per_image(images, masks, signs[:, step] * (magnitude / 30), magnitude / 30)
     return images
 
 
-def _apply_randaugment_round(
+def _apply_one_operation_per_image(
     images: Images, masks_by_operation: dict[str, Bool[Tensor, "batch"]], signed_strengths: Tensor, strength: float
 ) -> Images:
     """Apply to each image the operation whose mask selects it."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitascope.data.config import DataConfig
-from vitascope.data.data_root import find_first_existing, resolve_data_root
+from vitascope.data.data_root import choose_data_root, find_first_existing
 from vitascope.data.dataset import Dataset, DataSource, ImageSize, Labels
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.sources.arrays import open_builtin_digits, open_npz_data_source
@@ -21,13 +21,13 @@ from vitascope.data.sources.named import PUBLISHED_DATASETS, open_or_download_pu
 from vitascope.errors import UserError, format_count, suggest_choice
 
 
-def resolve_paths_in_data_config(config: DataConfig) -> DataConfig:
+def make_data_paths_absolute(config: DataConfig) -> DataConfig:
     """Resolve relative paths and the data root, so that the setting is valid in every working directory."""
     if config.name == "digits":
         return config
     if config.name in PUBLISHED_DATASETS:
-        return replace(config, root=str(resolve_data_root(config.root).resolve()))
-    return replace(config, name=str(_resolve_path_as_given_or_under_root(config).resolve()))
+        return replace(config, root=str(choose_data_root(config.root).resolve()))
+    return replace(config, name=str(_choose_path_as_given_or_under_root(config).resolve()))
 
 
 def check_data_name_exists(config: DataConfig) -> None:
@@ -35,18 +35,18 @@ def check_data_name_exists(config: DataConfig) -> None:
     if (
         config.name != "digits"
         and config.name not in PUBLISHED_DATASETS
-        and not _resolve_path_as_given_or_under_root(config).exists()
+        and not _choose_path_as_given_or_under_root(config).exists()
     ):
         kind = "file" if Path(config.name).suffix else "folder"
         suggestion = suggest_choice(config.name, ["digits", *PUBLISHED_DATASETS])
-        places = dict.fromkeys((str(Path.cwd()), str(resolve_data_root(config.root))))
+        places = dict.fromkeys((str(Path.cwd()), str(choose_data_root(config.root))))
         raise UserError(
             f"There is no data set and no {kind} named '{config.name}' in {' or '.join(places)}. {suggestion} "
             f"To use your own data, set data.name to the path of the {kind}."
         )
 
 
-def open_data_source(
+def open_data_by_name_or_path(
     config: DataConfig, image_size: ImageSize, num_channels: int, *, must_be_trainable: bool = True
 ) -> DataSource:
     """Open the data set. Images of a folder are converted to `image_size` and `num_channels`.
@@ -55,8 +55,8 @@ def open_data_source(
     if config.name == "digits":
         return open_builtin_digits()
     if config.name in PUBLISHED_DATASETS:
-        return open_or_download_published_dataset(config.name, resolve_data_root(config.root), download=config.download)
-    path = _resolve_path_as_given_or_under_root(config)
+        return open_or_download_published_dataset(config.name, choose_data_root(config.root), download=config.download)
+    path = _choose_path_as_given_or_under_root(config)
     if path.is_dir():
         return open_image_folder(path, image_size, num_channels, config, min_classes=2 if must_be_trainable else 1)
     if path.is_file() and path.suffix == ".npz":
@@ -65,10 +65,10 @@ def open_data_source(
     raise UserError(f"data.name={config.name} is neither a folder of class folders nor an .npz file.")
 
 
-def _resolve_path_as_given_or_under_root(config: DataConfig) -> Path:
+def _choose_path_as_given_or_under_root(config: DataConfig) -> Path:
     """Return `name` as a path, or the folder or file of that name under the data root."""
     path = Path(config.name).expanduser()
-    return path if path.exists() else find_first_existing([resolve_data_root(config.root) / config.name]) or path
+    return path if path.exists() else find_first_existing([choose_data_root(config.root) / config.name]) or path
 
 
 class SplitIndices(NamedTuple):
@@ -127,7 +127,7 @@ def load_train_and_validation_data(
     config: DataConfig, image_size: ImageSize, num_channels: int, seed: int
 ) -> TrainingData:
     """Open the data, hold out validation images, then select `fraction`: validation images do not depend on it."""
-    source = open_data_source(config, image_size, num_channels)
+    source = open_data_by_name_or_path(config, image_size, num_channels)
     all_train = source.load_split("train")
     if "val" in source.split_names and config.validation > 0:
         train, validation = all_train, source.load_split("val")

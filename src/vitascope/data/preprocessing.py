@@ -55,16 +55,16 @@ class Preprocessing:
 
     def scale_and_resize(self, images: UInt8Images) -> Images:
         """Return floats from 0 to 1 with the model's size and channels."""
-        return self._match_size_and_channels(images.float() / 255)
+        return self._resize_and_convert_channels(images.float() / 255)
 
-    def convert_preprocessed_to(self, target: "Preprocessing", images: Tensor) -> Images:
+    def convert_preprocessed_images(self, target: "Preprocessing", images: Tensor) -> Images:
         """Convert images preprocessed with this object to what `target` would have produced."""
         if target == self:
             return images
         mean, std = (_make_channel_tensor(values, images.dtype, images.device) for values in (self.mean, self.std))
-        return target.normalize(target._match_size_and_channels(images * std + mean))
+        return target.normalize(target._resize_and_convert_channels(images * std + mean))
 
-    def _match_size_and_channels(self, pixels: Tensor) -> Images:
+    def _resize_and_convert_channels(self, pixels: Tensor) -> Images:
         """Resize the pixels and convert them to the model's channels."""
         if tuple(pixels.shape[2:]) != self.size:
             pixels = F.interpolate(pixels, size=self.size, mode="bilinear", antialias=True, align_corners=False)

@@ -11,7 +11,7 @@ import torch
 
 from vitascope.data.config import DataConfig
 from vitascope.data.dataset import Dataset, ImageSize, SplitName, UInt8Images
-from vitascope.data.open_data import open_data_source
+from vitascope.data.open_data import open_data_by_name_or_path
 from vitascope.data.sources.folder import describe_unreadable_files, image_file_is_grayscale, read_image_size
 from vitascope.errors import format_count
 
@@ -64,7 +64,7 @@ class SplitSummary:
     grayscale_files: int = 0  # image files without colours, which are converted to `channels`
 
     @property
-    def size_text(self) -> str:
+    def formatted_image_size(self) -> str:
         """For example "28×28 pixels, 1 channel", or the sizes of the files and the size after resizing."""
         sizes = self.sizes or [(self.height, self.width)]
         text = f"{' to '.join(_format_size(size) for size in dict.fromkeys(sizes))} pixels"
@@ -103,7 +103,7 @@ class DataSummary:
             count_range = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
             imbalance = "" if max(counts) < 1.5 * min(counts) else " (imbalanced: try data.balance=loss or sampling)"
             lines += [
-                f"{split_name}: {split.images:,} images, {split.size_text}",
+                f"{split_name}: {split.images:,} images, {split.formatted_image_size}",
                 f"  images per class: {count_range}{imbalance}",
                 f"  pixel values (0 to 1): mean {_format_values(split.mean)}, std {_format_values(split.std)}",
                 f"  exact duplicates: {self._format_duplicates(split_name)}",
@@ -126,7 +126,7 @@ class DataSummary:
 
 def open_and_summarize_all_splits(data_name: str, data_folder: str | None) -> DataSummary:
     """Describe every split, including the test images. Do not use the result to choose a model."""
-    source = open_data_source(DataConfig(name=data_name, root=data_folder, memory=inf), *PREVIEW_SIZE)
+    source = open_data_by_name_or_path(DataConfig(name=data_name, root=data_folder, memory=inf), *PREVIEW_SIZE)
     splits = {name: source.load_split(name) for name in source.split_names}
     fingerprints = {name: hash_each_image(split.images) for name, split in splits.items()}
     summaries = {name: _summarize_split(name, split, source.classes, fingerprints) for name, split in splits.items()}

@@ -8,7 +8,7 @@ import torch
 
 from vitascope.data.config import DataConfig
 from vitascope.data.dataset import Dataset, DataSource, MemoryDataset
-from vitascope.data.open_data import open_data_source, resolve_paths_in_data_config
+from vitascope.data.open_data import open_data_by_name_or_path, resolve_paths_in_data_config
 from vitascope.errors import UserError, suggest_choice
 from vitascope.run.directory import ExternalWeightsRun, Run
 from vitascope.run.images import check_classes_unchanged, load_verified_run_split, reset_missing_data_root
@@ -100,7 +100,7 @@ def _load_eval_data_of_other_dataset(config: DataConfig, model_info: ModelInfo, 
 def _open_data_at_stored_image_size(config: DataConfig, model_info: ModelInfo) -> DataSource:
     """Open the data; images in a folder are read at the size of the run's stored images."""
     channels, rows, columns = model_info.stored
-    return open_data_source(replace(config, memory=inf), (rows, columns), channels, must_be_trainable=False)
+    return open_data_by_name_or_path(replace(config, memory=inf), (rows, columns), channels, must_be_trainable=False)
 
 
 def _describe_label_order(num_labels: int, model_classes: list[str]) -> str:

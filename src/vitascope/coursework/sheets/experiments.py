@@ -12,7 +12,11 @@ from typing import Any, cast
 from rich.console import Console
 
 from vitascope.data.dataset import Labels
-from vitascope.data.open_data import draw_stratified_subset_indices, open_data_source, split_train_validation_indices
+from vitascope.data.open_data import (
+    draw_stratified_subset_indices,
+    open_data_by_name_or_path,
+    split_train_validation_indices,
+)
 from vitascope.errors import UserError
 from vitascope.recipe.schema import find_non_default_settings, hash_values
 from vitascope.run.directory import Run
@@ -72,7 +76,7 @@ class SheetExperiments:
         )
         self._print_design(study_name, design)
         first = design.build_recipe(design.combinations[0], design.seeds[0])
-        source = open_data_source(
+        source = open_data_by_name_or_path(
             first.data, first.model.image_shape, first.model.in_chans
         )  # reports missing data once
         self._print_image_counts(design, source.load_split("train").labels)

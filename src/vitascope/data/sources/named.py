@@ -95,11 +95,11 @@ def open_or_download_published_dataset(dataset_name: str, data_folder: Path, *, 
     """Open the data set below `data_folder`. If it is missing and `download` is set, download it first."""
     source = open_published_dataset_if_found(dataset_name, data_folder)
     if source is None and download:
-        _announce_and_download_dataset(dataset_name, data_folder)
+        _print_notice_and_download_dataset(dataset_name, data_folder)
         source = open_published_dataset_if_found(dataset_name, data_folder)
     if source is None:
         raise UserError(
-            f"There is no {dataset_name} in {data_folder}. {_format_missing_message(dataset_name, data_folder)}"
+            f"There is no {dataset_name} in {data_folder}. {_format_missing_dataset_hint(dataset_name, data_folder)}"
         )
     return source
 
@@ -153,15 +153,15 @@ def _read_cifar_class_names_or_default(dataset_name: str, parent_folder: Path) -
         return PUBLISHED_DATASETS[dataset_name].class_names
 
 
-def _announce_and_download_dataset(dataset_name: str, data_folder: Path) -> None:
+def _print_notice_and_download_dataset(dataset_name: str, data_folder: Path) -> None:
     print(f"{_describe_missing_dataset(dataset_name, data_folder)} Downloading it.", file=sys.stderr, flush=True)
     try:
         data_folder.mkdir(parents=True, exist_ok=True)
         PUBLISHED_DATASETS[dataset_name].load_with_torchvision(str(data_folder), download=True)
     except (OSError, RuntimeError) as error:  # no network, no write permission, or a wrong checksum
         raise UserError(
-            f"{dataset_name} could not be downloaded ({_get_last_line(error)}). "
-            f"{_format_missing_message(dataset_name, data_folder)}"
+            f"{dataset_name} could not be downloaded ({_get_last_message_line(error)}). "
+            f"{_format_missing_dataset_hint(dataset_name, data_folder)}"
         ) from error
 
 
@@ -173,13 +173,13 @@ def _describe_missing_dataset(dataset_name: str, data_folder: Path) -> str:
     return f"{dataset_name} is not in {data_folder}."
 
 
-def _get_last_line(error: Exception) -> str:
+def _get_last_message_line(error: Exception) -> str:
     """Return the last line of torchvision's error; earlier lines list the mirrors."""
     lines = [line.strip(" <>") for line in str(error).splitlines()]
     return next((line for line in reversed(lines) if line), type(error).__name__)[:120]
 
 
-def _format_missing_message(dataset_name: str, data_folder: Path) -> str:
+def _format_missing_dataset_hint(dataset_name: str, data_folder: Path) -> str:
     """Return what to do if the data set is missing."""
     return (
         f"Put into {data_folder}: {PUBLISHED_DATASETS[dataset_name].expected_files}. "

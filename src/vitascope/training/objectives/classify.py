@@ -158,7 +158,7 @@ class Teacher:
     def __call__(self, images: Images) -> Logits:
         with torch.autocast(images.device.type, enabled=False) if self.uses_float32 else nullcontext():
             logits = self.network(
-                self.student_preprocessing.convert_preprocessed_to(self.teacher_preprocessing, images)
+                self.student_preprocessing.convert_preprocessed_images(self.teacher_preprocessing, images)
             )
         return logits if self.class_order is None else logits[:, self._class_order_tensor]
 

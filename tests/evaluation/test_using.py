@@ -462,8 +462,8 @@ def test_only_merged_patches_are_outlined_and_numbered() -> None:
 
     from vitascope.draw.images import (
         compute_group_number_font_size,
+        draw_group_numbers_on_patches,
         outline_patch_groups,
-        write_group_numbers_on_patches,
     )
 
     panel, groups = Figure().subplots(), np.arange(16).reshape(4, 4)
@@ -474,7 +474,7 @@ def test_only_merged_patches_are_outlined_and_numbered() -> None:
     assert len(panel.collections[2].get_segments()) == 4  # two edges inside the image for each of two corners
     for font_size, numbers in ((compute_group_number_font_size(groups, 2.7), ["1", "1"]), (1.0, ["1"])):
         panel = Figure().subplots()
-        write_group_numbers_on_patches(panel, groups, (2, 2), font_size)
+        draw_group_numbers_on_patches(panel, groups, (2, 2), font_size)
         assert [text.get_text() for text in panel.texts] == numbers
 
 

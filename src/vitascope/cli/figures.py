@@ -19,11 +19,11 @@ from vitascope.draw.images import (
     MIN_FONT_SIZE,
     choose_group_colours,
     compute_group_number_font_size,
+    draw_group_numbers_on_patches,
     draw_heatmap,
     draw_image_tiles,
     hatch_patches,
     outline_patch_groups,
-    write_group_numbers_on_patches,
 )
 from vitascope.draw.style import add_caption, create_figure, save_figure
 from vitascope.errors import UserError, format_count
@@ -227,7 +227,7 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
         tile_width=REDUCTION_TILE_WIDTH,
     )
     outline_patch_groups(figure.axes[1], merged, patch_size)
-    write_group_numbers_on_patches(figure.axes[1], merged, patch_size, font_size)
+    draw_group_numbers_on_patches(figure.axes[1], merged, patch_size, font_size)
     hatch_patches(figure.axes[2], dropped < 0, patch_size)
     return save_figure(figure, figure_path)
 

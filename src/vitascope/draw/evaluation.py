@@ -36,7 +36,7 @@ def draw_confusion_matrix(counts: NDArray, class_names: list[str], title: str) -
     heat_map = panel.imshow(errors, cmap=ERROR_COLOURMAP, vmin=0, vmax=top)
     figure.colorbar(heat_map, ax=panel, shrink=0.75, label="errors in % of the true class")
     if classes <= MAX_CLASSES_WITH_NUMBERS:
-        _write_cell_percentages(panel, percentages, has_images, top)
+        _draw_cell_percentages(panel, percentages, has_images, top)
     set_labels(panel, wrap_text(title, int(7 * side)), "predicted class", "true class")
     if classes <= MAX_CLASSES_WITH_NAMES:
         slanted: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
@@ -51,7 +51,7 @@ def draw_confusion_matrix(counts: NDArray, class_names: list[str], title: str) -
     return figure
 
 
-def _write_cell_percentages(
+def _draw_cell_percentages(
     panel: Axes, percentages: NDArray, row_has_images: NDArray, max_error_percentage: float
 ) -> None:
     for row, column in np.ndindex(percentages.shape):
@@ -107,9 +107,7 @@ def draw_reliability_diagram(
             confidences, accuracies = [100 * row.confidence for row in bins], [100 * row.accuracy for row in bins]
             main.vlines(confidences, confidences, accuracies, color=colour, alpha=0.35, linewidth=4)
             main.plot(confidences, accuracies, color=colour, marker=marker, markersize=5, label=name)
-            counts.stairs(
-                *_compute_histogram_counts_and_edges(bins), color=colour, label=name, linewidth=1.6, baseline=0.5
-            )
+            counts.stairs(*_compute_histogram_steps(bins), color=colour, label=name, linewidth=1.6, baseline=0.5)
     main.set_xlim(0, 101)
     main.set_ylim(0, 101)
     main.set_aspect("equal")
@@ -129,7 +127,7 @@ class HistogramSteps(NamedTuple):
     edges: list[float]  # in percent
 
 
-def _compute_histogram_counts_and_edges(bins: CalibrationBins) -> HistogramSteps:
+def _compute_histogram_steps(bins: CalibrationBins) -> HistogramSteps:
     """Return the histogram of all bins, empty ones included."""
     width = bins[0].high - bins[0].low
     num_bins = round(1 / width)

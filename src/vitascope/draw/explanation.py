@@ -25,7 +25,7 @@ def draw_heat_maps_over_image(
     panels = figure.subplots(rows, num_columns, squeeze=False).flatten()
     for panel in panels:
         panel.axis("off")
-    show_image(panels[0], image)
+    draw_image(panels[0], image)
     draw_patch_grid(panels[0], image, next(iter(heat_maps.values())).shape)
     panels[0].set_title(escape_mathtext(image_title), fontsize=9)
     for panel, (name, heat) in zip(panels[1:], heat_maps.items(), strict=False):
@@ -36,7 +36,7 @@ def draw_heat_maps_over_image(
     return figure
 
 
-def show_image(panel: Axes, image: NDArray) -> None:
+def draw_image(panel: Axes, image: NDArray) -> None:
     pixels = image if image.shape[-1] == 3 else image[..., 0]
     panel.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=_compute_image_extent(image))
 
@@ -185,7 +185,7 @@ def _draw_image_with_query(
     panel.axis("off")
     panel.set_anchor("N")
     panel.set_title(escape_mathtext(image_title), fontsize=8)
-    show_image(panel, image)
+    draw_image(panel, image)
     draw_patch_grid(panel, image, grid_shape)
     if query_patch is not None:
         outline_patch(panel, image, grid_shape, query_patch)

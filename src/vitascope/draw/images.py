@@ -41,7 +41,7 @@ def draw_gallery(
     for row, images in enumerate(image_rows):
         for column, image in enumerate(images):
             panel = panels[row][column]
-            _show_image(panel, image)
+            _draw_image(panel, image)
             if row == 0:
                 panel.set_title(escape_mathtext(column_names[column]), fontsize=9)
             if column == 0:
@@ -71,7 +71,7 @@ def draw_image_tiles(
     for panel in panels[len(images) :]:
         panel.axis("off")
     for panel, image, title in zip(panels, images, titles, strict=False):
-        _show_image(panel, image)
+        _draw_image(panel, image)
         panel.set_title(escape_mathtext(title), fontsize=8)
     if framed_index is not None:
         panels[framed_index].spines[:].set(color=COLOURS[1], linewidth=3)
@@ -92,7 +92,7 @@ def save_mosaic(image_rows: Sequence[NDArray], path: Path, zoom_factor: int = 4,
     return path
 
 
-def _show_image(panel: Axes, image: NDArray) -> None:
+def _draw_image(panel: Axes, image: NDArray) -> None:
     panel.imshow(
         image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1, interpolation="nearest"
     )
@@ -160,7 +160,7 @@ def compute_group_number_font_size(group_map: NDArray, panel_width: float) -> fl
     return NUMBER_POINTS_PER_INCH * panel_width / (max(group_map.shape) * len(str(num_groups)))
 
 
-def write_group_numbers_on_patches(
+def draw_group_numbers_on_patches(
     panel: Axes, group_map: NDArray, patch_size: tuple[int, int], font_size: float
 ) -> None:
     """Write a number on the patches of each group of several; if the font is too small, only on a group's first."""

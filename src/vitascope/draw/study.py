@@ -52,7 +52,7 @@ def draw_seed_curve_bands(
             for split, style, line_width in (("train", "--", 0.9), ("val", "-", 1.8)):
                 lines = curves.get(f"{split}_{metric}") if split == "val" or first == 1 else None
                 if lines:
-                    values = scale * _truncate_to_shortest(lines)
+                    values = scale * _stack_curves_cut_to_shortest(lines)
                     _draw_mean_and_seed_range(panel, values, colour, style, line_width, first, shaded=split == "val")
         label_and_style_epoch_panel(panel, metric)
         panel.set_ylabel(metric_units[metric])
@@ -153,7 +153,7 @@ def draw_pareto_fronts(
             [],
             [],
             linestyle="",
-            label=escape_mathtext(f"{_convert_point_number_to_letters(number)}: {shorten_name(name, 44)}"),
+            label=escape_mathtext(f"{_convert_one_based_number_to_letters(number)}: {shorten_name(name, 44)}"),
         )
         for number, name in names.items()
     ]
@@ -205,19 +205,19 @@ def _label_points_with_letters(axis: Axes, points_by_number: dict[int, tuple[flo
         near[0].append(number) if near else groups.append(((x, y), [number]))
     for _, group in groups:
         axis.annotate(
-            _format_letters(group), points_by_number[group[0]], (5, 4), textcoords="offset points", fontsize=9
+            _format_point_letters(group), points_by_number[group[0]], (5, 4), textcoords="offset points", fontsize=9
         )
 
 
-def _format_letters(point_numbers: list[int]) -> str:
-    letters = ", ".join(map(_convert_point_number_to_letters, point_numbers[:3]))
+def _format_point_letters(point_numbers: list[int]) -> str:
+    letters = ", ".join(map(_convert_one_based_number_to_letters, point_numbers[:3]))
     return letters + (f", … ({len(point_numbers)} points)" if len(point_numbers) > 3 else "")
 
 
-def _convert_point_number_to_letters(point_number: int) -> str:
+def _convert_one_based_number_to_letters(one_based_number: int) -> str:
     """Return the label of a point: A for 1, Z for 26, AA for 27."""
-    prefix_number, index = divmod(point_number - 1, 26)
-    return (_convert_point_number_to_letters(prefix_number) if prefix_number else "") + chr(ord("A") + index)
+    prefix_number, index = divmod(one_based_number - 1, 26)
+    return (_convert_one_based_number_to_letters(prefix_number) if prefix_number else "") + chr(ord("A") + index)
 
 
 def _format_tick_label(value: str) -> str:
@@ -228,7 +228,7 @@ def _format_tick_label(value: str) -> str:
         return shorten_name(value, 14)
 
 
-def _truncate_to_shortest(curves: list[list[float]]) -> NDArray:
+def _stack_curves_cut_to_shortest(curves: list[list[float]]) -> NDArray:
     """Return the curves as seed × epoch, cut to the shortest."""
     shortest = min(map(len, curves))
     return np.array([line[:shortest] for line in curves])

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitascope.draw import DIVERGING, SEQUENTIAL
-from vitascope.draw.explanation import draw_heat_map_with_image_details, draw_patch_grid, show_image
+from vitascope.draw.explanation import draw_heat_map_with_image_details, draw_image, draw_patch_grid
 from vitascope.draw.images import draw_heatmap
 from vitascope.draw.style import add_caption, create_figure
 from vitascope.errors import UserError
@@ -101,7 +101,7 @@ def draw_sample_attention_map(run: Run) -> AttentionMapFigure:
     figure, panels = create_figure(3, width=13.0, height=4.4)
     picture = stored_images[0].permute(1, 2, 0).float().numpy() / 255
     grid = model.config.grid
-    show_image(panels[0], picture)
+    draw_image(panels[0], picture)
     draw_patch_grid(panels[0], picture, grid)
     panels[0].set_title(f"true: {class_name}, predicted: {predicted}", fontsize=11, fontweight="bold")
     text = "key (0 is the class token)"

@@ -17,7 +17,7 @@ def test_spoiling_is_repeatable_keeps_the_shape_and_grows_with_the_level(name) -
     kind = CORRUPTIONS[name]
     images = torch.rand(8, 3, 32, 32)
     distances = []
-    for level in kind.scale_levels((32, 32)):
+    for level in kind.scale_levels_to_image_size((32, 32)):
         spoilt = kind.apply(images, level, 5)
         assert spoilt.shape == images.shape and spoilt.min() >= 0 and spoilt.max() <= 1
         assert torch.equal(spoilt, kind.apply(images, level, 5))
@@ -58,5 +58,5 @@ def test_fading_keeps_the_mean_and_takes_the_share_of_contrast_away() -> None:
 
 
 def test_levels_in_pixels_grow_with_the_image() -> None:
-    assert CORRUPTIONS["shift"].scale_levels((224, 224)) == [7, 14, 21, 28]
-    assert CORRUPTIONS["noise"].scale_levels((224, 224)) == [0.05, 0.1, 0.15, 0.2]
+    assert CORRUPTIONS["shift"].scale_levels_to_image_size((224, 224)) == [7, 14, 21, 28]
+    assert CORRUPTIONS["noise"].scale_levels_to_image_size((224, 224)) == [0.05, 0.1, 0.15, 0.2]

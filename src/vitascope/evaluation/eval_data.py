@@ -108,7 +108,7 @@ def _describe_label_order(num_labels: int, model_classes: list[str]) -> str:
     if _has_no_class_names(model_classes):
         return ""
     labels = "Label 0 is" if num_labels == 1 else f"Labels 0 to {num_labels - 1} are"
-    return f"{labels} read as {_join_some(model_classes[:num_labels], 10)}."
+    return f"{labels} read as {_join_first_names(model_classes[:num_labels], 10)}."
 
 
 def _has_no_class_names(classes: list[str]) -> bool:
@@ -125,7 +125,11 @@ def _load_split_with_model_labels(source: DataSource, file_name: str, split: str
     if not source.has_class_names:
         if len(names) > len(model_classes):
             indexed = [f"{index} {name}" for index, name in enumerate(model_classes)]
-            known = "0 to " + str(len(indexed) - 1) if _has_no_class_names(model_classes) else _join_some(indexed, 10)
+            known = (
+                "0 to " + str(len(indexed) - 1)
+                if _has_no_class_names(model_classes)
+                else _join_first_names(indexed, 10)
+            )
             raise UserError(
                 f"{file_name} has labels 0 to {len(names) - 1}, but the model has {len(model_classes)} classes "
                 f"({known}). Use the model's labels, and leave out images of other classes."
@@ -140,15 +144,15 @@ def _load_split_with_model_labels(source: DataSource, file_name: str, split: str
     unknown = [name for name, index in zip(names, model_indices, strict=True) if index is None]
     if unknown:
         raise UserError(
-            f"{source.name} has classes unknown to the model: {_join_some(unknown, 5)}. "
-            f"The model's classes: {_join_some(model_classes, 10)}."
+            f"{source.name} has classes unknown to the model: {_join_first_names(unknown, 5)}. "
+            f"The model's classes: {_join_first_names(model_classes, 10)}."
         )
     samples = source.load_split(split)
     labels = torch.tensor(model_indices)[samples.labels]
     return MemoryDataset(samples.images, labels, model_classes, samples.files)
 
 
-def _join_some(names: list[str], max_names: int) -> str:
+def _join_first_names(names: list[str], max_names: int) -> str:
     return ", ".join(names[:max_names]) + (" …" if len(names) > max_names else "")
 
 

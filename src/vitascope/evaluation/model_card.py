@@ -110,7 +110,7 @@ def make_exported_model_card(model: Classifier, library: str, reference: str, *,
         settings=settings,
         classes=model.classes,
         results=_format_accuracy_paragraphs(model),
-        origin=_describe_origin(model),
+        origin=_describe_origin_of_weights(model),
         origin_code=json.dumps(facts, indent=1, default=str) if facts else "",
         origin_language="json",
         data_name="" if is_external else Path(recipe.data.name).name,
@@ -153,22 +153,22 @@ def _format_accuracy_paragraphs(model: Classifier) -> list[Markdown]:
             views_text = f", {format_count(views, 'view')}" if views > 1 else ""
             evaluation_text = "first evaluation" if entry.use_count == 1 else f"evaluation number {entry.use_count}"
             lines.append(
-                f"{split.capitalize()} accuracy on {escape_markdown(_keep_name_of_absolute_path(data))}: "
+                f"{split.capitalize()} accuracy on {escape_markdown(_shorten_absolute_path_to_name(data))}: "
                 f"{entry.result['accuracy']:.2%} ({weights} epoch's weights{views_text}; {evaluation_text} on "
                 f"{'the test' if split == 'test' else 'these'} images)."
             )
     return ["\n".join(f"- {line}" for line in lines) or "Not measured yet. Measure it with `vitascope evaluate`."]
 
 
-def _describe_origin(model: Classifier) -> Markdown:
+def _describe_origin_of_weights(model: Classifier) -> Markdown:
     if isinstance(model.run, ExternalWeightsRun):
-        weights = format_markdown_inline_code(_keep_name_of_absolute_path(model.run.model_ref))
+        weights = format_markdown_inline_code(_shorten_absolute_path_to_name(model.run.model_ref))
         return f"Weights: {weights}. Converted by Vitascope."
     recipe = model.run.recipe
-    weights = format_markdown_inline_code(_keep_name_of_absolute_path(recipe.weights)) if recipe.weights else ""
+    weights = format_markdown_inline_code(_shorten_absolute_path_to_name(recipe.weights)) if recipe.weights else ""
     return (
         f"Trained by Vitascope: recipe {format_markdown_inline_code(recipe.name)}, data "
-        f"{format_markdown_inline_code(_keep_name_of_absolute_path(recipe.data.name))}, "
+        f"{format_markdown_inline_code(_shorten_absolute_path_to_name(recipe.data.name))}, "
         f"{recipe.train.epochs * recipe.data.passes_per_epoch} epochs, seed {recipe.train.seed}, "
         f"{f'starting from {weights}' if weights else 'from scratch'}."
     )
@@ -179,6 +179,6 @@ def _collect_machine_facts(model: Classifier) -> dict[str, Any]:
     return {name: value for name in ("commit", "versions", "training_images") if (value := machine.get(name))}
 
 
-def _keep_name_of_absolute_path(path_or_name: str) -> str:
+def _shorten_absolute_path_to_name(path_or_name: str) -> str:
     """Return a path's last part: the full path exists only on this machine."""
     return Path(path_or_name).name if Path(path_or_name).is_absolute() else path_or_name

@@ -58,7 +58,7 @@ class Corruption:
     short_unit: str  # for tables
     levels_in_pixels: bool = False  # of a 32-pixel image; larger images get larger levels
 
-    def scale_levels(self, image_size: tuple[int, int]) -> list[float]:
+    def scale_levels_to_image_size(self, image_size: tuple[int, int]) -> list[float]:
         factor = max(1, round(min(image_size) / 32)) if self.levels_in_pixels else 1
         return [level * factor for level in self.levels]
 
@@ -107,7 +107,7 @@ def measure_accuracy_under_corruptions(
     num_clean_correct = _count_correct_under_corruption(classifier, subset, views, None, 0)
     curves = {}
     for name, corruption in CORRUPTIONS.items():
-        levels = corruption.scale_levels(classifier.preprocessing.size)
+        levels = corruption.scale_levels_to_image_size(classifier.preprocessing.size)
         num_correct = [
             num_clean_correct,
             *(_count_correct_under_corruption(classifier, subset, views, corruption, level) for level in levels),
@@ -130,10 +130,12 @@ def _count_correct_under_corruption(
         zip(samples.images.split(BATCH_SIZE), samples.labels.split(BATCH_SIZE), strict=True)
     ):
 
-        def prepare(stored: Tensor, seed: int = batch_index) -> Tensor:
+        def corrupt_and_preprocess(stored: Tensor, seed: int = batch_index) -> Tensor:
             pixels = preprocessing.scale_and_resize(stored)
             return preprocessing.normalize(corruption.apply(pixels, level, seed) if corruption else pixels)
 
-        predicted = classifier.compute_logits_of_stored_images(images, views=views, preprocess=prepare).argmax(1)
+        predicted = classifier.compute_logits_of_stored_images(
+            images, views=views, preprocess=corrupt_and_preprocess
+        ).argmax(1)
         num_correct += int((predicted == labels).sum())
     return num_correct

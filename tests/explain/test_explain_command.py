@@ -20,7 +20,7 @@ from vitascope.explain.model_figures import (
     MAX_IMAGES,
     _choose_evenly_spaced_indices,
     _describe_count,
-    load_preprocessed_run_images,
+    try_to_load_run_images,
 )
 from vitascope.recipe.train import TrainConfig
 from vitascope.weights.model_info import make_imagenet_or_numeric_class_names
@@ -96,7 +96,7 @@ def test_a_folder_s_pictures_that_explain_wrote_are_not_explained_again(vitascop
 
 def test_probes_can_be_about_test_images(vitascope, run, images, tmp_path) -> None:
     subject = open_model(str(run.path))
-    run_images = load_preprocessed_run_images(subject, "test")
+    run_images = try_to_load_run_images(subject, "test")
     wanted = open_builtin_digits().load_split("test").select_evenly(MAX_IMAGES)
     assert run_images is not None and run_images[1:] == (wanted.labels.tolist(), "test")
     assert torch.equal(run_images[0], subject.preprocessing(wanted.images))

@@ -49,12 +49,12 @@ def test_cka_by_its_laws() -> None:
     turn, _ = torch.linalg.qr(torch.randn(6, 6).double())
     cka = model_statistics.MinibatchCKA(4)
     cka.add_batch([x, 3 * x @ turn, x + 5, torch.randn(12, 6).double()])
-    matrix = cka.compute_matrix()
+    matrix = cka.compute_cka_matrix()
     torch.testing.assert_close(matrix[0, :3], torch.ones(3).double())
     assert abs(matrix[0, 3]) < 0.5 and torch.allclose(matrix, matrix.T)
     apart = model_statistics.MinibatchCKA(2)
     apart.add_batch([torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])])
-    assert apart.compute_matrix()[0, 1].item() < 0.01
+    assert apart.compute_cka_matrix()[0, 1].item() < 0.01
     with pytest.raises(UserError, match="at least 4 images"):
         cka.add_batch([x[:3]] * 4)
 
@@ -62,7 +62,7 @@ def test_cka_by_its_laws() -> None:
 def test_the_similarity_of_features_that_are_equal_for_all_images_is_undefined() -> None:
     cka = model_statistics.MinibatchCKA(2)
     cka.add_batch([torch.randn(1, 6).expand(12, 6), torch.randn(12, 6)])
-    matrix = cka.compute_matrix()
+    matrix = cka.compute_cka_matrix()
     assert matrix[0].isnan().all() and matrix[1, 0].isnan() and matrix[1, 1].item() == pytest.approx(1)
     assert _convert_to_rounded_lists_with_none_for_nan(matrix) == [[None, None], [None, 1.0]]
 

@@ -87,9 +87,9 @@ def _parse_query_patch(query: str | None) -> "PatchPosition | None":
 
 
 def _parse_methods_or_choose_all(method_list: str | None) -> list[str]:
-    from vitascope.explain.methods import METHODS, find_method_key
+    from vitascope.explain.methods import METHODS, get_method_key
 
-    return [find_method_key(name) for name in method_list.split(",")] if method_list is not None else list(METHODS)
+    return [get_method_key(name) for name in method_list.split(",")] if method_list is not None else list(METHODS)
 
 
 def _write_explanations_showing_spinner(

@@ -150,12 +150,12 @@ def build_attribution_inputs(model: nn.Module, images: Images, target: int | Non
 
 def attribute_by_last_block_attention(inputs: AttributionInputs) -> PatchHeatmap:
     """Attention of the token that the classifier reads, last block, averaged over heads. Equal for all classes."""
-    return inputs.layout.reshape_to_grid(inputs.average_query_rows(inputs.maps[-1].mean(1)))
+    return inputs.layout.reshape_patches_to_grid(inputs.average_query_rows(inputs.maps[-1].mean(1)))
 
 
 def attribute_by_rollout(inputs: AttributionInputs, fusion: str = "mean", discard: float = 0.0) -> PatchHeatmap:
     """Attention rollout of the token that the classifier reads. Equal for all classes."""
-    return inputs.layout.reshape_to_grid(
+    return inputs.layout.reshape_patches_to_grid(
         inputs.average_query_rows(rollout(inputs.maps, fusion=fusion, discard=discard))
     )
 
@@ -163,11 +163,13 @@ def attribute_by_rollout(inputs: AttributionInputs, fusion: str = "mean", discar
 def attribute_by_gradient_times_attention(inputs: AttributionInputs) -> PatchHeatmap:
     """Gradient times attention in the last block: mean over heads of (∇A · A)⁺."""
     maps, gradients = inputs.maps_and_gradients
-    return inputs.layout.reshape_to_grid(inputs.average_query_rows((maps[-1] * gradients[-1]).clamp(min=0).mean(1)))
+    return inputs.layout.reshape_patches_to_grid(
+        inputs.average_query_rows((maps[-1] * gradients[-1]).clamp(min=0).mean(1))
+    )
 
 
 def attribute_by_relevance(inputs: AttributionInputs) -> PatchHeatmap:
-    return inputs.layout.reshape_to_grid(inputs.average_query_rows(inputs.relevance_without_identity))
+    return inputs.layout.reshape_patches_to_grid(inputs.average_query_rows(inputs.relevance_without_identity))
 
 
 def compute_maps_and_gradients(model: nn.Module, images: Images, targets: TargetClasses) -> MapsAndGradients:

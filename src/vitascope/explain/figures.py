@@ -192,7 +192,7 @@ def _write_logit_lens_figures(
         target = int(inputs.targets[index])
         image_slice = slice(index, index + 1)
         grids = {
-            f"after block {block}" if block else "before block 1": inputs.layout.reshape_to_grid(
+            f"after block {block}" if block else "before block 1": inputs.layout.reshape_patches_to_grid(
                 block_probabilities[image_slice, :, target]
             )[0].numpy()
             for block, block_probabilities in enumerate(probabilities)

@@ -60,7 +60,7 @@ class TokenLayout:
             )
         return self.num_prefix_tokens + row * self.columns + column
 
-    def reshape_to_grid(self, tokens: Tensor) -> PatchHeatmap:
+    def reshape_patches_to_grid(self, tokens: Tensor) -> PatchHeatmap:
         """Arrange tokens as (batch, row, column), without the prefix tokens."""
         return tokens[:, self.num_prefix_tokens :].unflatten(1, (self.rows, self.columns))
 

@@ -97,7 +97,7 @@ def describe_method_or_random(method_key: str) -> str:
     return METHODS[method_key].description if method_key in METHODS else RANDOM_DESCRIPTION
 
 
-def find_method_key(name_or_label: str) -> str:
+def get_method_key(name_or_label: str) -> str:
     """Return the key in `METHODS` of a method's name or label. Raise an error if there is none."""
     labels = {get_method_label(method): method for method in METHODS}
     method = labels.get(name_or_label, name_or_label)
@@ -108,4 +108,4 @@ def find_method_key(name_or_label: str) -> str:
 
 def explain(model: nn.Module, images: Images, method: str = "relevance", *, target: int | None = None) -> PatchHeatmap:
     """Importance of each patch for the class `target` (default: the predicted class): batch × row × column."""
-    return METHODS[find_method_key(method)](build_attribution_inputs(model, images, target))
+    return METHODS[get_method_key(method)](build_attribution_inputs(model, images, target))

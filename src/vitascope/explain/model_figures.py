@@ -58,8 +58,10 @@ def compute_head_and_block_statistics(subject: Classifier, images: Images) -> Pr
             states = list(zip(result.hidden_states, sizes, strict=True))
             lens_logits = [model_statistics.apply_logit_lens(model, *state) for state in states]
         spread_maps = result.spread_maps_over_all_tokens()
-        distance.append(_average_per_head(model_statistics.compute_mean_attention_distance, spread_maps, layout))
-        entropy.append(_average_per_head(model_statistics.compute_attention_entropy, result.maps))
+        distance.append(
+            _compute_mean_per_block_and_head(model_statistics.compute_mean_attention_distance, spread_maps, layout)
+        )
+        entropy.append(_compute_mean_per_block_and_head(model_statistics.compute_attention_entropy, result.maps))
         norms.append(torch.stack([_compute_token_norm_median_q95_max(tokens) for tokens in result.hidden_states]))
         answers = result.logits.argmax(1)
         agreement.append(torch.stack([(logits.argmax(1) == answers).float().mean() for logits in lens_logits]))
@@ -71,11 +73,13 @@ def compute_head_and_block_statistics(subject: Classifier, images: Images) -> Pr
         raise UserError("No images were given.")
     means = [torch.stack(parts).mean(0).cpu() for parts in (distance, entropy, norms, agreement)]
     return ProbeStatistics(
-        means[0], means[1], means[2], similarity.compute_matrix(), means[3], torch.cat(features).cpu()
+        means[0], means[1], means[2], similarity.compute_cka_matrix(), means[3], torch.cat(features).cpu()
     )
 
 
-def _average_per_head(compute_statistic: Callable[..., Tensor], maps: list[Tensor], *arguments: Any) -> Tensor:
+def _compute_mean_per_block_and_head(
+    compute_statistic: Callable[..., Tensor], maps: list[Tensor], *arguments: Any
+) -> Tensor:
     """Return the mean over images of a statistic of each head: block × head."""
     return torch.stack([compute_statistic(block, *arguments).mean(0) for block in maps])
 
@@ -109,7 +113,7 @@ def write_model_statistics_figures_and_json(
         raise UserError(f"Probes are averages and need at least {MIN_IMAGES} images, not {len(images)}.")
     make_folder(output_folder)
     model, layout, indices = subject.model, get_token_layout(subject.model), _choose_evenly_spaced_indices(len(images))
-    images_text = f"{_describe_count(len(indices), len(images))} {images_description} images"
+    images_text = f"{_describe_image_selection(len(indices), len(images))} {images_description} images"
     images, labels = images[indices], labels and [labels[index] for index in indices.tolist()]
     statistics = compute_head_and_block_statistics(subject, images)
     files = _write_block_statistics_figure(statistics, layout, images_text, output_folder)
@@ -150,7 +154,7 @@ def _choose_evenly_spaced_indices(num_images: int) -> Tensor:
     return torch.linspace(0, num_images - 1, num_used, dtype=torch.float64).round().long()
 
 
-def _describe_count(num_used: int, num_given: int) -> str:
+def _describe_image_selection(num_used: int, num_given: int) -> str:
     """Describe the images used; `MAX_IMAGES` given images are already a selection from the split."""
     if num_used < num_given:
         return f"{num_used} evenly spaced of {num_given}"
@@ -182,7 +186,7 @@ def write_model_statistics_if_enough_images(
     )
 
 
-def load_preprocessed_run_images(subject: Classifier, split: str | None = None) -> RunImages | None:
+def try_to_load_run_images(subject: Classifier, split: str | None = None) -> RunImages | None:
     """Return some of the run's images; None if they are not on this machine.
 
     By default the validation images, else training images. Test images are used only with split="test"."""

@@ -106,7 +106,7 @@ def pool_class_token_or_mean(tokens: Tokens, layout: TokenLayout, token_sizes: T
 
 def apply_logit_lens(model: nn.Module, tokens: Tokens, token_sizes: TokenSizes | None = None) -> Logits:
     """Logit lens: apply the final norm, pooling and head to an earlier block's tokens."""
-    final_layers = _find_norm_and_classifier(model)
+    final_layers = _get_norm_and_classifier(model)
     normalized_tokens = final_layers.norm(tokens)
     if isinstance(model, VisionTransformer):
         return model.forward_head(normalized_tokens, token_sizes=token_sizes)
@@ -115,7 +115,7 @@ def apply_logit_lens(model: nn.Module, tokens: Tokens, token_sizes: TokenSizes |
 
 def apply_logit_lens_per_token(model: Any, tokens: Tokens) -> Tensor:
     """Logit lens of single tokens: batch × token × class."""
-    norm = _find_norm_and_classifier(model).norm
+    norm = _get_norm_and_classifier(model).norm
     if hasattr(model, "vit"):
         return model.classifier(norm(tokens))
     return model.head(model.fc_norm(norm(tokens)))
@@ -126,7 +126,7 @@ class FinalLayers(NamedTuple):
     classify: Callable[[Tensor], Tensor]  # normalised tokens -> logits
 
 
-def _find_norm_and_classifier(model: Any) -> FinalLayers:
+def _get_norm_and_classifier(model: Any) -> FinalLayers:
     """Return the final norm and the classifier of a model of Vitascope, timm or transformers."""
     if hasattr(model, "forward_head") and isinstance(getattr(model, "norm", None), nn.Module):
         return FinalLayers(model.norm, model.forward_head)
@@ -167,7 +167,7 @@ class MinibatchCKA:
             [[_compute_unbiased_hsic(first, second) for second in grams] for first in grams], dtype=torch.float64
         )
 
-    def compute_matrix(self) -> Tensor:
+    def compute_cka_matrix(self) -> Tensor:
         """Return the CKA of every two states; NaN where a state has equal features for all images."""
         norms = self.hsic_sums.diagonal().clamp(min=1e-12).sqrt()
         matrix = self.hsic_sums / (norms[:, None] * norms)

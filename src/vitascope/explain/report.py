@@ -33,7 +33,7 @@ from vitascope.evaluation.report import Evaluation, Misclassification, spell_out
 from vitascope.explain.attribution import build_attribution_inputs, uses_sequence_pooling
 from vitascope.explain.maps import get_token_layout
 from vitascope.explain.methods import METHODS
-from vitascope.explain.model_figures import load_preprocessed_run_images, write_model_statistics_figures_and_json
+from vitascope.explain.model_figures import try_to_load_run_images, write_model_statistics_figures_and_json
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.open_model import open_model
 from vitascope.model.replay import compute_logits
@@ -78,7 +78,7 @@ def render_html_report(model: Classifier, evaluation: Evaluation | None) -> str:
         page_data=build_report_script_data(model, *examples),
         stage_ratio=examples.images.shape[3] / examples.images.shape[2],
         evaluation_parts=make_evaluation_document_parts(evaluation, include_worst_errors=False) if evaluation else None,
-        saved_evaluation=None if evaluation else _read_newest_saved_evaluation(model),
+        saved_evaluation=None if evaluation else _find_newest_saved_evaluation(model),
         errors=errors,
         errors_description=describe_number_of_shown_errors(evaluation, len(errors)).capitalize() if evaluation else "",
         mislabelling_note=describe_possible_mislabelling(len(errors)),
@@ -185,7 +185,7 @@ class SavedEvaluation(NamedTuple):
     figures: list[Picture]
 
 
-def _read_newest_saved_evaluation(model: Classifier) -> SavedEvaluation | None:
+def _find_newest_saved_evaluation(model: Classifier) -> SavedEvaluation | None:
     """Return the accuracy and figures of the newest `vitascope evaluate`, if there is one."""
     reports = sorted(model.run.get_path("evaluation").glob("*/report.json"), key=lambda path: path.stat().st_mtime)
     if not reports:
@@ -199,7 +199,7 @@ def _read_newest_saved_evaluation(model: Classifier) -> SavedEvaluation | None:
 
 
 def _draw_model_statistics(subject: Classifier) -> list[Picture]:
-    run_images = load_preprocessed_run_images(subject)
+    run_images = try_to_load_run_images(subject)
     if run_images is None:
         return []
     with TemporaryDirectory() as folder:

@@ -26,7 +26,7 @@ from vitascope.explain.methods import METHODS, make_panel_title
 from vitascope.explain.model_figures import (
     ProbeStatistics,
     compute_head_and_block_statistics,
-    load_preprocessed_run_images,
+    try_to_load_run_images,
     write_model_statistics_if_enough_images,
 )
 from vitascope.inference.classifier import Classifier
@@ -56,7 +56,7 @@ def write_snapshot_figures_if_any(subject: Classifier, images: Images, output_fo
     files = find_snapshot_files_by_epoch(subject)
     if len(files) < 2 or not isinstance(subject.model, VisionTransformer):
         return []
-    run_images = load_preprocessed_run_images(subject)
+    run_images = try_to_load_run_images(subject)
     shown, targets = (
         images[:NUM_SHOWN_IMAGES],
         choose_target_or_predicted_classes(subject.model, images[:NUM_SHOWN_IMAGES], None),
@@ -162,7 +162,7 @@ def write_explanations_and_statistics(
     """Write everything; `analysis` adds statistics of the model on the run's images of `split` and over its epochs."""
     set_malloc_to_keep_memory()  # occlusion and faithfulness run the same large batches many times
     # Loaded first, so that a wrong split is reported before anything is drawn.
-    run_images = load_preprocessed_run_images(subject, split) if analysis else None
+    run_images = try_to_load_run_images(subject, split) if analysis else None
     report = write_explanation_figures(subject, loaded_images, request, output_folder)
     if analysis:
         report.files += write_model_statistics_if_enough_images(

@@ -18,9 +18,9 @@ from vitascope.inference.kernel_choice import (
     SHIPPED_TABLE_PATH,
     KernelTable,
     KernelWorkload,
-    find_fastest_kernel_by_timing,
     make_kernel_key,
     make_layer_calls_for_kernel_choice,
+    measure_fastest_kernel,
     read_kernel_table_or_empty,
 )
 from vitascope.model.config import ModelConfig
@@ -61,7 +61,7 @@ def measure_kernel_choices(recipe: Recipe, known_choices: KernelTable) -> Kernel
         for layer in make_layer_calls_for_kernel_choice(used_model, workload).values():
             key = str(make_kernel_key(layer, workload))
             if key not in known_choices and key not in choices:
-                choices[key] = find_fastest_kernel_by_timing(layer, workload)
+                choices[key] = measure_fastest_kernel(layer, workload)
                 print(f"{choices[key]:10s} {key}", flush=True)
     return choices
 

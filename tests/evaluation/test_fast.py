@@ -12,7 +12,7 @@ from vitascope.inference import fast
 from vitascope.inference.fast import (
     CudaGraphInference,
     build_fastest_feature_function,
-    load_or_measure_accuracy_loss_points,
+    find_or_measure_accuracy_loss_points,
 )
 from vitascope.model.precision import Int8Linear
 from vitascope.run import machine
@@ -95,7 +95,7 @@ def test_points_lost_are_counted_on_the_run_s_own_images(run) -> None:
     def blind(images: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(images), model.config.embed_dim)
 
-    lost = load_or_measure_accuracy_loss_points(model.model, blind, "blind", run, model.info)
+    lost = find_or_measure_accuracy_loss_points(model.model, blind, "blind", run, model.info)
     assert 20 < lost < 95  # it always says the same class
     assert json.loads((run.path / "fast.json").read_text())["blind"]["points_lost"] == lost
 

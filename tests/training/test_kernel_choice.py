@@ -55,26 +55,26 @@ def attention_part(tokens: int = 16, **settings) -> LayerCall:
 def test_the_fastest_is_chosen_once_per_shape_and_remembered(quick) -> None:
     times, asked = quick
     part = attention_part()
-    assert kernels._look_up_or_measure_fastest_kernel(part, USE) == "own"
+    assert kernels._find_or_measure_fastest_kernel(part, USE) == "own"
     assert sorted(asked) == sorted(part.module.KERNELS)
     times["own"] = 9.0
-    assert kernels._look_up_or_measure_fastest_kernel(part, USE) == "own" and len(asked) == len(part.module.KERNELS)
-    assert kernels._look_up_or_measure_fastest_kernel(attention_part(tokens=8), USE) == "cudnn"  # another shape
-    assert kernels._look_up_or_measure_fastest_kernel(attention_part(qk_norm=True), USE) == "cudnn"
+    assert kernels._find_or_measure_fastest_kernel(part, USE) == "own" and len(asked) == len(part.module.KERNELS)
+    assert kernels._find_or_measure_fastest_kernel(attention_part(tokens=8), USE) == "cudnn"  # another shape
+    assert kernels._find_or_measure_fastest_kernel(attention_part(qk_norm=True), USE) == "cudnn"
     assert len(kernel_choices.read_local_kernel_table()) == 3
 
 
 def test_a_torn_or_foreign_memory_is_measured_again(quick) -> None:
     part = attention_part()
-    kernels._look_up_or_measure_fastest_kernel(part, USE)
+    kernels._find_or_measure_fastest_kernel(part, USE)
     for content in ("{", "[]", '{"x": 1}'):
         kernel_choices.get_local_table_path().write_text(content, encoding="utf-8")
-        assert kernels._look_up_or_measure_fastest_kernel(part, USE) == "own"
+        assert kernels._find_or_measure_fastest_kernel(part, USE) == "own"
     write_json(
         kernel_choices.get_local_table_path(),
         dict.fromkeys(kernel_choices.read_local_kernel_table(), "of a later version"),
     )
-    assert kernels._look_up_or_measure_fastest_kernel(part, USE) == "own"
+    assert kernels._find_or_measure_fastest_kernel(part, USE) == "own"
 
 
 def test_a_key_s_text_tells_everything_the_measurement_depends_on(quick) -> None:
@@ -106,10 +106,10 @@ def test_a_shipped_choice_is_taken_without_measuring_and_one_s_own_before_it(qui
     part = attention_part()
     key = make_kernel_key(part, USE)
     write_json(kernel_choices.SHIPPED_TABLE_PATH, {str(key): "math"})
-    assert kernels._look_up_or_measure_fastest_kernel(part, USE) == "math" and not asked
+    assert kernels._find_or_measure_fastest_kernel(part, USE) == "math" and not asked
     assert not kernel_choices.get_local_table_path().exists()
     kernel_choices.try_store_fastest_kernel(key, "efficient")
-    assert kernels._look_up_or_measure_fastest_kernel(part, USE) == "efficient" and not asked
+    assert kernels._find_or_measure_fastest_kernel(part, USE) == "efficient" and not asked
 
 
 def test_another_torch_version_s_choice_is_taken_the_newest_first_and_no_other_gpu_s_or_shape_s(quick) -> None:
@@ -127,11 +127,11 @@ def test_another_torch_version_s_choice_is_taken_the_newest_first_and_no_other_g
     write_json(
         kernel_choices.SHIPPED_TABLE_PATH, {str(other): name for name, other in others.items()} | {"no key": "math"}
     )
-    assert kernels._look_up_or_measure_fastest_kernel(part, USE) == "cudnn" and not asked
+    assert kernels._find_or_measure_fastest_kernel(part, USE) == "cudnn" and not asked
     write_json(kernel_choices.SHIPPED_TABLE_PATH, {str(key): "flash", str(others["cudnn"]): "cudnn"})
-    assert kernels._look_up_or_measure_fastest_kernel(part, USE) == "flash" and not asked
+    assert kernels._find_or_measure_fastest_kernel(part, USE) == "flash" and not asked
     write_json(kernel_choices.SHIPPED_TABLE_PATH, {str(key): "of a later version"})
-    assert kernels._look_up_or_measure_fastest_kernel(part, USE) == "own" and asked
+    assert kernels._find_or_measure_fastest_kernel(part, USE) == "own" and asked
 
 
 def test_the_table_that_ships_can_be_read_and_is_sorted() -> None:
@@ -146,7 +146,7 @@ def test_the_table_that_ships_can_be_read_and_is_sorted() -> None:
 def test_measuring_leaves_the_random_state(monkeypatch) -> None:
     monkeypatch.setattr(kernels, "_measure_kernel_milliseconds_or_inf", lambda *_: torch.rand(()).item())
     part, before = attention_part(), torch.get_rng_state()
-    kernels.find_fastest_kernel_by_timing(part, USE)
+    kernels.measure_fastest_kernel(part, USE)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -16,7 +16,7 @@ from vitascope.inference.scoring import (
     VIEWS,
     check_views_match_training,
     compute_logits,
-    compute_outputs,
+    compute_outputs_in_batches,
     make_shifted_and_mirrored_views,
 )
 from vitascope.recipe.reading import read_recipe
@@ -36,8 +36,8 @@ def model() -> VisionTransformer:
 
 def test_one_and_two_views_are_bit_identical_to_the_image_s_and_the_mirror_image_s_logits(model) -> None:
     hardware = make_float32_inference_hardware(model)
-    plain = compute_outputs(model, model, STORED, PREPARE, hardware, 3)
-    mirrored = compute_outputs(model, model, STORED, lambda part: PREPARE(part).flip(-1), hardware, 3)
+    plain = compute_outputs_in_batches(model, model, STORED, PREPARE, hardware, 3)
+    mirrored = compute_outputs_in_batches(model, model, STORED, lambda part: PREPARE(part).flip(-1), hardware, 3)
     assert torch.equal(compute_logits(model, STORED, PREPARE, hardware, batch_size=3), plain)
     assert torch.equal(
         compute_logits(model, STORED, PREPARE, hardware, batch_size=3, num_views=2), (plain + mirrored) / 2

@@ -24,7 +24,11 @@ from vitascope.inference.prediction import (
     build_predictions,
     load_or_convert_input_images,
 )
-from vitascope.inference.scoring import average_logits_over_views, check_views_match_training, compute_outputs
+from vitascope.inference.scoring import (
+    average_logits_over_views,
+    check_views_match_training,
+    compute_outputs_in_batches,
+)
 from vitascope.model.anatomy import count_parameters
 from vitascope.model.config import ModelConfig
 from vitascope.model.replay import Replay, replay
@@ -157,7 +161,9 @@ class Classifier:
     def compute_features_of_stored_images(self, stored_images: UInt8Images | Dataset) -> Features:
         """Return the features of stored images, in float32 on the CPU."""
         hardware = make_float32_inference_hardware(self.model)
-        return compute_outputs(self.model, self.compute_pooled_features, stored_images, self.preprocessing, hardware)
+        return compute_outputs_in_batches(
+            self.model, self.compute_pooled_features, stored_images, self.preprocessing, hardware
+        )
 
     def compute_logits_of_stored_images(
         self,
@@ -167,7 +173,7 @@ class Classifier:
         preprocess: Callable[[UInt8Images], Images] | None = None,
     ) -> Logits:
         """Return the logits of stored images, in float32 on the CPU. `preprocess` replaces the preprocessing."""
-        return compute_outputs(
+        return compute_outputs_in_batches(
             self.model,
             lambda images: average_logits_over_views(self, images, views),
             stored_images,

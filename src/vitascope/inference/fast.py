@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitascope.inference.hardware import make_float32_inference_hardware
 from vitascope.inference.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels
-from vitascope.inference.scoring import choose_inference_batch_size, compute_outputs
+from vitascope.inference.scoring import choose_inference_batch_size, compute_outputs_in_batches
 from vitascope.kernels.launch import make_repeated_call, warm_up_and_record_cuda_graph
 from vitascope.model.precision import replace_linear_with_int8_in_place
 from vitascope.model.vit import VisionTransformer
@@ -60,7 +60,7 @@ def choose_fast_or_float32_inference(model: VisionTransformer, run: Run, model_i
         )
     if speedup is None:
         return FastInference(compute_pooled, number_format)
-    points_lost = load_or_measure_accuracy_loss_points(model, compute_pooled, number_format, run, model_info)
+    points_lost = find_or_measure_accuracy_loss_points(model, compute_pooled, number_format, run, model_info)
     if points_lost is None:
         return FastInference(
             None,
@@ -101,7 +101,7 @@ def build_fastest_feature_function(model: VisionTransformer, full_batch_size: in
     return FastCandidate(FEATURE_FUNCTION_BUILDERS[number_format](plain), number_format, speedups[number_format])
 
 
-def load_or_measure_accuracy_loss_points(
+def find_or_measure_accuracy_loss_points(
     model: VisionTransformer,
     compute_fast_pooled: FeatureFunction,
     number_format: str,
@@ -121,7 +121,7 @@ def load_or_measure_accuracy_loss_points(
     samples = run_sample.samples
     accuracies = []
     for compute_pooled in (model.compute_pooled_features, compute_fast_pooled):
-        features = compute_outputs(
+        features = compute_outputs_in_batches(
             model, compute_pooled, samples.images, model_info.preparation, make_float32_inference_hardware(model)
         )
         with torch.no_grad():

@@ -59,14 +59,14 @@ class KernelKey:
         return cls(**names, shape=shape, kernels=tuple(match["kernels"].split("/")))
 
 
-def look_up_fastest_kernel(key: KernelKey) -> str | None:
+def find_fastest_kernel(key: KernelKey) -> str | None:
     """Return the fastest kernel; None if this GPU, shape and list of kernels were not measured."""
     local, shipped = read_local_kernel_table(), read_kernel_table_or_empty(SHIPPED_TABLE_PATH)
-    candidates = (local.get(str(key)), shipped.get(str(key)), _look_up_ignoring_torch_version(key, shipped))
+    candidates = (local.get(str(key)), shipped.get(str(key)), _find_kernel_ignoring_torch_version(key, shipped))
     return next((name for name in candidates if name in key.kernels), None)
 
 
-def _look_up_ignoring_torch_version(key: KernelKey, kernel_table: KernelTable) -> str | None:
+def _find_kernel_ignoring_torch_version(key: KernelKey, kernel_table: KernelTable) -> str | None:
     """Return the fastest kernel with the newest torch version with which this GPU and shape were measured."""
     parsed = {parsed_key: name for text, name in kernel_table.items() if (parsed_key := KernelKey.parse(text))}
     name_by_version = {
@@ -130,7 +130,7 @@ class LayerCall:
 def choose_fastest_kernels(model: VisionTransformer, workload: KernelWorkload) -> KernelByLayer:
     """Return the fastest kernel of each layer; empty on a CPU. Norms of a compiled model are left to the compiler."""
     return {
-        name: _look_up_or_measure_fastest_kernel(layer, workload)
+        name: _find_or_measure_fastest_kernel(layer, workload)
         for name, layer in make_layer_calls_for_kernel_choice(model, workload).items()
     }
 
@@ -163,17 +163,17 @@ def set_kernels(model: nn.Module, kernel_by_layer: KernelByLayer) -> None:
             module.kernel = kernel_by_layer.get("norm", "default")
 
 
-def _look_up_or_measure_fastest_kernel(layer_call: LayerCall, workload: KernelWorkload) -> str:
+def _find_or_measure_fastest_kernel(layer_call: LayerCall, workload: KernelWorkload) -> str:
     """Return the fastest kernel from the tables; otherwise measure it and store the result."""
     key = make_kernel_key(layer_call, workload)
-    name = look_up_fastest_kernel(key)
+    name = find_fastest_kernel(key)
     if name is None:
-        name = find_fastest_kernel_by_timing(layer_call, workload)
+        name = measure_fastest_kernel(layer_call, workload)
         try_store_fastest_kernel(key, name)
     return name
 
 
-def find_fastest_kernel_by_timing(layer_call: LayerCall, workload: KernelWorkload) -> str:
+def measure_fastest_kernel(layer_call: LayerCall, workload: KernelWorkload) -> str:
     """Return the kernel with the shortest time. The random state is not changed, even with dropout."""
     devices = [layer_call.tokens.device] if layer_call.tokens.is_cuda else []
     with torch.random.fork_rng(devices):

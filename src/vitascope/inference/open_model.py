@@ -80,7 +80,7 @@ def open_model(
     device = choose_or_check_device(device)
     model_ref = os.fspath(name)
     with _OPEN_LOCK, torch.random.fork_rng(devices=[]):
-        open_any = _open_external if refers_to_external_weights(model_ref) else _open_run
+        open_any = _open_external_weights if refers_to_external_weights(model_ref) else _open_run
         classifier = open_any(model_ref, best)
         if merge_tokens is not None or drop_tokens is not None:
             classifier = classifier.with_token_reduction(merge_tokens=merge_tokens, drop_tokens=drop_tokens)
@@ -110,7 +110,7 @@ def _open_run(path: str, best: bool) -> Classifier:
     model = VisionTransformer(info.model)
     load_run_weights_into_model(model, run, use_best_epoch=best)
     return Classifier(
-        _freeze(model),
+        _set_eval_mode_and_freeze(model),
         run,
         info.classes,
         info.preparation,
@@ -120,7 +120,7 @@ def _open_run(path: str, best: bool) -> Classifier:
     )
 
 
-def _open_external(model_ref: str, best: bool) -> Classifier:
+def _open_external_weights(model_ref: str, best: bool) -> Classifier:
     if best:
         raise UserError(f"{model_ref} has only one set of weights. Omit --best, which works only for runs.")
     model = read_pretrained_model_or_timm_network(model_ref)
@@ -138,7 +138,7 @@ def _make_classifier_from_pretrained(model_ref: str, pretrained: PretrainedModel
         crop_note = f"assumed crop_pct=1.0 (images resized to {size} and centre-cropped)"
         notes.insert(len(pretrained.assumptions), crop_note)
     return Classifier(
-        _freeze(pretrained.build_model()),
+        _set_eval_mode_and_freeze(pretrained.build_model()),
         make_run_for_external_weights(model_ref, info.model),
         info.classes,
         info.preparation,
@@ -152,7 +152,7 @@ def _make_classifier_from_pretrained(model_ref: str, pretrained: PretrainedModel
 def _make_classifier_from_timm_network(model_ref: str, network: TimmNetwork) -> Classifier:
     preprocessing = network.preprocessing
     return Classifier(
-        _freeze(network.module),
+        _set_eval_mode_and_freeze(network.module),
         make_run_for_external_weights(model_ref, ModelConfig()),
         network.classes,
         preprocessing,
@@ -162,7 +162,7 @@ def _make_classifier_from_timm_network(model_ref: str, network: TimmNetwork) -> 
     )
 
 
-def _freeze(model: nn.Module) -> nn.Module:
+def _set_eval_mode_and_freeze(model: nn.Module) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 

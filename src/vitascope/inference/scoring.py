@@ -121,7 +121,7 @@ def compute_logits(
     num_views: int = 1,
 ) -> Logits:
     """Return the logits in float32 on the CPU, averaged over the views (`VIEWS`)."""
-    return compute_outputs(
+    return compute_outputs_in_batches(
         model,
         lambda prepared: average_logits_over_views(model, prepared, num_views),
         images,
@@ -132,7 +132,7 @@ def compute_logits(
 
 
 @torch.no_grad()
-def compute_outputs(
+def compute_outputs_in_batches(
     model: nn.Module,
     forward: Callable[[Tensor], Tensor],
     images: UInt8Images | Dataset,
@@ -194,4 +194,4 @@ def compute_outputs_in_eval_mode(
 ) -> Tensor:
     """Return the outputs of `forward` for all images, in eval mode, as float32 on the CPU."""
     with set_eval_mode_temporarily(model):
-        return compute_outputs(model, forward, images, preprocess, hardware)
+        return compute_outputs_in_batches(model, forward, images, preprocess, hardware)

@@ -85,7 +85,7 @@ def test_a_patch_that_is_dropped_first_has_no_attention_later() -> None:
     result = replay(model, images)
     dropped = result.memberships[1][0].sum(0) == 0
     assert dropped.sum() == 3
-    states = result.spread_hidden_states_over_all_tokens()
+    states = result.expand_hidden_states_to_all_tokens()
     assert torch.equal(states[3][:, dropped], states[0][:, dropped])  # they keep their last state
     assert not torch.allclose(states[1][:, ~dropped], states[0][:, ~dropped])
     heatmap = explain(model, images, "attention")[0].flatten()

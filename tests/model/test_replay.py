@@ -174,13 +174,13 @@ def test_values_of_all_tokens_make_the_reduced_model_s_prediction(pool, reductio
     images = make_images(model.config)
     with torch.no_grad():
         result, expected = replay(model, images), model(images)
-    tokens = model.norm(result.spread_hidden_states_over_all_tokens()[-1])
-    weights = result.spread_pool_weights_over_all_tokens()
+    tokens = model.norm(result.expand_hidden_states_to_all_tokens()[-1])
+    weights = result.expand_pool_weights_to_all_tokens()
     pooled = torch.einsum("bt,btf->bf", weights, tokens)
     torch.testing.assert_close(model.head(model.fc_norm(pooled)), expected, atol=1e-9, rtol=1e-7)
     is_present = (result.memberships[-1].sum(1) > 0).double()
     torch.testing.assert_close(model.forward_head(tokens, token_sizes=is_present), expected, atol=1e-9, rtol=1e-7)
-    for maps, membership in zip(result.spread_maps_over_all_tokens(), result.memberships, strict=False):
+    for maps, membership in zip(result.expand_maps_to_all_tokens(), result.memberships, strict=False):
         present = (membership.sum(1) > 0).double()[:, None]
         assert maps.shape == (2, 2, 18, 18)
         torch.testing.assert_close(maps.sum(-1), present.expand(2, 2, 18))

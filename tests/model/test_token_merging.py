@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from tests.model.combinations import TINY
 from vitascope import ModelConfig, VisionTransformer
-from vitascope.model.explicit_blocks import assign_patches_to_tokens, encode_with_token_reduction
+from vitascope.model.explicit_blocks import apply_reducing_blocks_and_final_norm, compute_token_index_per_patch
 from vitascope.model.token_merging import TokenGroups, drop_least_attended_patches, merge_similar_patches
 
 GRID = replace(TINY, img_size=16, reg_tokens=1)  # 16 patches, class token, one register
@@ -142,7 +142,7 @@ def test_token_reduction_works_with_other_settings(setting, changes) -> None:
 def test_computing_only_the_class_token_in_the_last_block_changes_nothing() -> None:
     model = VisionTransformer(replace(GRID, merge_tokens=3)).eval()
     images = torch.randn(2, 3, 16, 16)
-    tokens, sizes = encode_with_token_reduction(model, model.embed(images), None)
+    tokens, sizes = apply_reducing_blocks_and_final_norm(model, model.embed(images), None)
     assert tokens.shape[1] == 18 - 3 - 3 and sizes.sum(1).tolist() == [18.0, 18.0]
     assert torch.allclose(model.forward_head(tokens, token_sizes=sizes), model(images), atol=1e-6)
 
@@ -152,10 +152,10 @@ def test_every_patch_is_assigned_to_a_token() -> None:
     torch.manual_seed(0)
     images = torch.randn(2, 3, 16, 16)
     merging = VisionTransformer(replace(GRID, merge_tokens=3)).eval()
-    token_indices = assign_patches_to_tokens(merging, images)
-    _, sizes = encode_with_token_reduction(merging, merging.embed(images), None)
+    token_indices = compute_token_index_per_patch(merging, images)
+    _, sizes = apply_reducing_blocks_and_final_norm(merging, merging.embed(images), None)
     for image in range(2):
         group_sizes = torch.bincount(token_indices[image], minlength=sizes.shape[1])
         assert group_sizes[2:].tolist() == sizes[image, 2:].tolist()  # without class token and register
     dropping = VisionTransformer(replace(GRID, drop_tokens=3)).eval()
-    assert (assign_patches_to_tokens(dropping, images) < 0).sum(1).tolist() == [6, 6]
+    assert (compute_token_index_per_patch(dropping, images) < 0).sum(1).tolist() == [6, 6]

@@ -35,7 +35,7 @@ from vitascope.model.attention_cost import (
     LABELS,
     THEORY,
     AttentionCost,
-    choose_token_counts,
+    choose_token_counts_to_measure,
     describe_fitted_token_range,
     draw_attention_costs,
     fit_exponents_by_implementation,
@@ -43,7 +43,7 @@ from vitascope.model.attention_cost import (
 )
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
-from vitascope.model.explicit_blocks import assign_patches_to_tokens
+from vitascope.model.explicit_blocks import compute_token_index_per_patch
 from vitascope.model.patches import concat_shifted_copies
 from vitascope.model.positions import make_rotary_table, make_sincos2d_table
 from vitascope.model.vit import VisionTransformer
@@ -206,7 +206,7 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
     group_maps: list[NDArray] = []
     for setting, participle in (("merge_tokens", "merged"), ("drop_tokens", "dropped")):
         reduced = model.with_token_reduction(**{setting: tokens_per_block})
-        groups = assign_patches_to_tokens(reduced.vision_transformer, model.preprocessing(raw_image))[0]
+        groups = compute_token_index_per_patch(reduced.vision_transformer, model.preprocessing(raw_image))[0]
         group_maps.append(groups.unflatten(0, model.config.grid).numpy())
         num_left = format_count(len(set(groups[groups >= 0].tolist())), "patch token")
         titles.append(_predict_and_format_title(reduced, raw_image, f"{participle}, {num_left} left"))
@@ -257,7 +257,7 @@ def measure_attention_cost_and_save_figure(config: ModelConfig, figure_path: Pat
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    counts = choose_token_counts(config.num_heads, device)
+    counts = choose_token_counts_to_measure(config.num_heads, device)
     costs = measure_attention_costs(config.num_heads, config.head_width, counts, device)
     fits = fit_exponents_by_implementation(costs)
     model_description = f"{format_count(config.num_heads, 'head')} of width {config.head_width}"

@@ -22,7 +22,7 @@ from vitascope.explain.maps import (
     get_token_layout,
 )
 from vitascope.model.replay import compute_logits, make_logits_function_with_fixed_token_groups, replay
-from vitascope.model.token_merging import spread_map_gradients
+from vitascope.model.token_merging import expand_map_gradients_to_all_tokens
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import (
     AttentionMaps,
@@ -180,8 +180,10 @@ def compute_maps_and_gradients(model: nn.Module, images: Images, targets: Target
         target_logits = result.logits.gather(1, targets[:, None]).sum()
         gradients = list(torch.autograd.grad(target_logits, result.maps))
     if result.memberships is not None:
-        gradients = [spread_map_gradients(*pair) for pair in zip(gradients, result.memberships, strict=False)]
-    return MapsAndGradients([block.detach() for block in result.spread_maps_over_all_tokens()], gradients)
+        gradients = [
+            expand_map_gradients_to_all_tokens(*pair) for pair in zip(gradients, result.memberships, strict=False)
+        ]
+    return MapsAndGradients([block.detach() for block in result.expand_maps_to_all_tokens()], gradients)
 
 
 def integrated_gradients(

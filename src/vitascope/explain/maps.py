@@ -118,7 +118,7 @@ class MapsStatesAndPoolWeights(NamedTuple):
 def compute_logits_and_maps(model: nn.Module, images: Images, edit_maps: MapEditor | None = None) -> LogitsAndMaps:
     """Return the logits and all attention maps of one forward pass, with gradients."""
     result = replay(model, images, edit_maps=edit_maps)
-    return LogitsAndMaps(result.logits, result.spread_maps_over_all_tokens())
+    return LogitsAndMaps(result.logits, result.expand_maps_to_all_tokens())
 
 
 @torch.no_grad()
@@ -136,9 +136,9 @@ def attention_maps(model: nn.Module, images: Images, *, batch: int = BATCH_SIZE)
 def compute_maps_states_and_pool_weights(model: nn.Module, images: Images) -> MapsStatesAndPoolWeights:
     """Return the maps, the hidden states and the pooling weights of all images, without gradients."""
     parts = [replay(model, batch_images) for batch_images in images.split(BATCH_SIZE)]
-    maps = [torch.cat(blocks) for blocks in zip(*(part.spread_maps_over_all_tokens() for part in parts), strict=True)]
-    states = zip(*(part.spread_hidden_states_over_all_tokens() for part in parts), strict=True)
-    weights = [part.spread_pool_weights_over_all_tokens() for part in parts]
+    maps = [torch.cat(blocks) for blocks in zip(*(part.expand_maps_to_all_tokens() for part in parts), strict=True)]
+    states = zip(*(part.expand_hidden_states_to_all_tokens() for part in parts), strict=True)
+    weights = [part.expand_pool_weights_to_all_tokens() for part in parts]
     known_weights = [part for part in weights if part is not None]
     return MapsStatesAndPoolWeights(
         maps, [torch.cat(state) for state in states], torch.cat(known_weights) if known_weights else None

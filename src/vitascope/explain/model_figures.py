@@ -57,7 +57,7 @@ def compute_head_and_block_statistics(subject: Classifier, images: Images) -> Pr
             sizes = result.token_sizes or [None] * len(result.hidden_states)
             states = list(zip(result.hidden_states, sizes, strict=True))
             lens_logits = [model_statistics.apply_logit_lens(model, *state) for state in states]
-        spread_maps = result.spread_maps_over_all_tokens()
+        spread_maps = result.expand_maps_to_all_tokens()
         distance.append(
             _compute_mean_per_block_and_head(model_statistics.compute_mean_attention_distance, spread_maps, layout)
         )

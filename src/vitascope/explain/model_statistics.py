@@ -86,7 +86,7 @@ def compute_hidden_states_of_all_tokens(model: nn.Module, images: Images) -> lis
     """Return all tokens at the input of the first block and after each block.
 
     The patches of a merged token have equal states; a dropped patch keeps its last state."""
-    states = replay(model, images).spread_hidden_states_over_all_tokens()
+    states = replay(model, images).expand_hidden_states_to_all_tokens()
     if not states:
         raise UserError(f"{type(model).__name__} has no list of blocks.")
     return states

@@ -26,7 +26,7 @@ from vitascope.export.verify import (
 )
 from vitascope.inference.fast import copy_as_frozen_cpu_model
 from vitascope.model.anatomy import count_parameters
-from vitascope.model.explicit_blocks import ExplicitAttention, trace_blocks
+from vitascope.model.explicit_blocks import ExplicitAttention, apply_and_record_blocks
 from vitascope.model.token_merging import make_singleton_groups
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import write_atomically
@@ -50,7 +50,7 @@ class TransformerWithMaps(VisionTransformer):
 
     def forward(self, images: Tensor) -> tuple[Logits, AttentionMapsByBlock]:  # pyright: ignore[reportIncompatibleMethodOverride]
         explicit = ExplicitAttention(compare_with_fused=False)  # compared when the file is verified
-        results = trace_blocks(self, make_singleton_groups(self.embed(images)), explicit)
+        results = apply_and_record_blocks(self, make_singleton_groups(self.embed(images)), explicit)
         maps_by_block = torch.stack([result.maps for result in results if result.maps is not None], dim=1)
         return self.forward_head(self.norm(results[-1].groups.tokens)), maps_by_block
 

@@ -133,14 +133,14 @@ class Classifier:
         """Return one tensor per block, batch × head × query × key; every row sums to 1. `images`: as in `predict`.
 
         The patches of a merged token share its attention; rows and columns of dropped patches are zero."""
-        parts = [part.spread_maps_over_all_tokens() for part in self._replay_batches(images)]
+        parts = [part.expand_maps_to_all_tokens() for part in self._replay_batches(images)]
         return [torch.cat(blocks).cpu() for blocks in zip(*parts, strict=True)]
 
     def hidden_states(self, images: ImagesInput) -> list[Tokens]:
         """Return all tokens before the first block, then after each block. `images`: as in `predict`.
 
         The patches of a merged token have equal ones; dropped patches keep their last."""
-        parts = [part.spread_hidden_states_over_all_tokens() for part in self._replay_batches(images)]
+        parts = [part.expand_hidden_states_to_all_tokens() for part in self._replay_batches(images)]
         return [torch.cat(states).cpu() for states in zip(*parts, strict=True)]
 
     @torch.no_grad()

@@ -172,7 +172,7 @@ def qk_norm_rope(
     Queries and keys are RMS-normalised if their weights are given, and rotated if a rotary table is given, as in
     `short_attention`."""
     packed_qkv = packed_qkv.contiguous()
-    query, key, value = (packed_qkv.new_empty(_compute_head_shape(packed_qkv, num_heads)) for _ in range(3))
+    query, key, value = (packed_qkv.new_empty(_get_batch_token_head_width(packed_qkv, num_heads)) for _ in range(3))
     pairs = [tensor.view(torch.int32) for tensor in (packed_qkv, query, key, value)]
     constants = _collect_kernel_constants(packed_qkv, q_norm_weight, rotation, num_heads, eps)
     _qk_norm_rope_kernel[_compute_launch_grid(packed_qkv, num_heads)](
@@ -221,7 +221,7 @@ def qk_norm_rope_backward(
     return grad_qkv, sum_partial_gradients(grad_weights)
 
 
-def _compute_head_shape(packed_qkv: Tensor, num_heads: int) -> tuple[int, int, int, int]:
+def _get_batch_token_head_width(packed_qkv: Tensor, num_heads: int) -> tuple[int, int, int, int]:
     """Return (batch, token, head, head width)."""
     return packed_qkv.shape[0], packed_qkv.shape[1], num_heads, packed_qkv.shape[2] // 3 // num_heads
 
@@ -241,7 +241,7 @@ def _collect_kernel_constants(
 @qk_norm_rope.register_fake
 def _fake_qk_norm_rope(packed_qkv: Tensor, *args: Any) -> tuple[Tensor, ...]:
     *_, num_heads, _ = args
-    return tuple(packed_qkv.new_empty(_compute_head_shape(packed_qkv, num_heads)) for _ in range(3))
+    return tuple(packed_qkv.new_empty(_get_batch_token_head_width(packed_qkv, num_heads)) for _ in range(3))
 
 
 @qk_norm_rope_backward.register_fake

@@ -36,7 +36,7 @@ class QueriesKeysValues(NamedTuple):
     value: HeadTokens
 
 
-class KernelArgs(NamedTuple):
+class QkNormRopeArgs(NamedTuple):
     """Arguments of the Triton kernels after the packed projection."""
 
     q_norm_weight: Tensor | None
@@ -106,7 +106,7 @@ class SelfAttention(nn.Module):
         if is_plain and self._can_use_triton_kernel(packed) and kernels.fits_short_attention(packed):
             from vitascope.kernels.short_attention import short_attention
 
-            return self.proj_drop(self.proj(short_attention(packed, *self._collect_kernel_args(rotation))))
+            return self.proj_drop(self.proj(short_attention(packed, *self._collect_qk_norm_and_rope_args(rotation))))
         qkv = self._normalize_and_rotate_packed(packed, rotation)
         return self.concat_and_project_heads(self.attend(*qkv, mask))
 
@@ -190,7 +190,7 @@ class SelfAttention(nn.Module):
         from vitascope.kernels.qk_norm_rope import qk_norm_rope
 
         query, key, value = (
-            part.transpose(1, 2) for part in qk_norm_rope(packed_qkv, *self._collect_kernel_args(rotation))
+            part.transpose(1, 2) for part in qk_norm_rope(packed_qkv, *self._collect_qk_norm_and_rope_args(rotation))
         )
         return QueriesKeysValues(self._apply_learned_scale(query), key, value)
 
@@ -219,11 +219,11 @@ class SelfAttention(nn.Module):
             and kernels.can_use_attention_kernels(packed_qkv, self.embed_dim // self.num_heads)
         )
 
-    def _collect_kernel_args(self, rotation: RotaryTable | None) -> KernelArgs:
+    def _collect_qk_norm_and_rope_args(self, rotation: RotaryTable | None) -> QkNormRopeArgs:
         query, key = (norm.weight if isinstance(norm, nn.RMSNorm) else None for norm in (self.q_norm, self.k_norm))
         eps = self.q_norm.eps if isinstance(self.q_norm, nn.RMSNorm) else None
         table = None if rotation is None else rotation.contiguous()
-        return KernelArgs(query, key, table, self.num_heads, eps or 0.0)
+        return QkNormRopeArgs(query, key, table, self.num_heads, eps or 0.0)
 
     def concat_and_project_heads(self, head_outputs: Queries) -> OutputTokens:
         """Concatenate the heads' outputs and apply the output projection."""

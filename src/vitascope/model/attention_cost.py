@@ -47,7 +47,7 @@ class AttentionCost:
     peak_bytes: int
 
 
-def choose_token_counts(num_heads: int, device: str = "cpu") -> tuple[int, ...]:
+def choose_token_counts_to_measure(num_heads: int, device: str = "cpu") -> tuple[int, ...]:
     """Enough tokens to show quadratic growth. On a GPU: only counts whose maps fit three times in free memory."""
     if not device.startswith("cuda"):
         return TOKEN_COUNTS

@@ -33,33 +33,33 @@ class BlockResult(NamedTuple):
     keys_or_maps: Tensor | None  # keys or maps that selected the tokens to merge or drop; None: none were removed
 
 
-class ReducedTokens(NamedTuple):
+class TokensAndSizes(NamedTuple):
     """Tokens after all blocks, and the number of patches merged into each."""
 
     tokens: OutputTokens
     token_sizes: TokenSizes
 
 
-def encode_with_token_reduction(
+def apply_reducing_blocks_and_final_norm(
     model: "VisionTransformer", tokens: Tokens, num_output_tokens: int | None
-) -> ReducedTokens:
+) -> TokensAndSizes:
     """Apply all blocks with token reduction and the final norm, with the fused kernel.
 
     With `num_output_tokens`, the last block returns only the first `num_output_tokens` tokens."""
-    groups = run_blocks(model, make_singleton_groups(tokens), num_output_tokens)
-    return ReducedTokens(model.norm(groups.tokens), groups.sizes)
+    groups = apply_blocks_to_groups(model, make_singleton_groups(tokens), num_output_tokens)
+    return TokensAndSizes(model.norm(groups.tokens), groups.sizes)
 
 
 @torch.no_grad()
-def assign_patches_to_tokens(model: "VisionTransformer", images: Images) -> TokenIndices:
+def compute_token_index_per_patch(model: "VisionTransformer", images: Images) -> TokenIndices:
     """Return the index of the token that contains each patch after all blocks, batch × patch; -1: dropped."""
-    groups = run_blocks(model, make_singleton_groups(model.embed(images), track_membership=True))
+    groups = apply_blocks_to_groups(model, make_singleton_groups(model.embed(images), track_membership=True))
     membership: Any = groups.patch_membership
     token_indices = torch.where(membership.sum(1) > 0, membership.argmax(1), -1)
     return token_indices[:, model.config.num_prefix_tokens :]
 
 
-def run_blocks(
+def apply_blocks_to_groups(
     model: "VisionTransformer",
     groups: TokenGroups,
     num_output_tokens: int | None = None,
@@ -74,7 +74,7 @@ def run_blocks(
     return groups
 
 
-def trace_blocks(
+def apply_and_record_blocks(
     model: "VisionTransformer", groups: TokenGroups, explicit_attention: ExplicitAttention | None
 ) -> list[BlockResult]:
     """Return the result of every block; with attention maps if `explicit_attention` says how to compute them."""

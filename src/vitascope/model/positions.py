@@ -32,7 +32,7 @@ def make_sincos2d_table(grid: tuple[int, int], width: int) -> PositionTable:
     return torch.cat([across.sin(), across.cos(), down.sin(), down.cos()], dim=1)
 
 
-def make_absolute_position_table(config: ModelConfig) -> nn.Parameter | Tensor | None:
+def make_absolute_position_table_if_any(config: ModelConfig) -> nn.Parameter | Tensor | None:
     """Return the position embedding, 1 × token × feature: a parameter (learned), a fixed table, or None."""
     prefix = 0 if config.no_embed_class else config.num_prefix_tokens
     match config.absolute_positions:

@@ -181,7 +181,9 @@ class ResolutionAdapter(nn.Module):
         self.num_output_tokens = 1 if config.global_pool == "token" else None
         grid = (image_size[0] // config.patch_shape[0], image_size[1] // config.patch_shape[1])
         prefix = config.num_prefix_tokens
-        self.register_buffer("resampling_matrix", _make_position_resampling_matrix(config, grid), persistent=False)
+        self.register_buffer(
+            "resampling_matrix", _make_position_resampling_matrix_if_needed(config, grid), persistent=False
+        )
         rotation = (
             make_rotary_table(grid, config.head_width, config.rotary_base, prefix) if config.uses_rotary else None
         )
@@ -239,7 +241,7 @@ class DinoHeads(nn.Module):
         )  # mean teacher logits of the current step
 
 
-def _make_position_resampling_matrix(config: ModelConfig, new_grid: tuple[int, int]) -> Tensor | None:
+def _make_position_resampling_matrix_if_needed(config: ModelConfig, new_grid: tuple[int, int]) -> Tensor | None:
     """Return the matrix of the resampling, 1 × new position × old position: the resampled identity."""
     if config.absolute_positions == "none":
         return None

@@ -21,10 +21,15 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vitascope.errors import UserError
-from vitascope.model.explicit_blocks import ExplicitAttention, MapEditor, run_blocks, trace_blocks
+from vitascope.model.explicit_blocks import (
+    ExplicitAttention,
+    MapEditor,
+    apply_and_record_blocks,
+    apply_blocks_to_groups,
+)
 from vitascope.model.patches import check_image_shape_and_dtype
 from vitascope.model.scaled_dot_product import check_maps_reproduce_output, compute_attention_maps
-from vitascope.model.token_merging import make_singleton_groups, spread_maps, spread_tokens
+from vitascope.model.token_merging import expand_maps_to_all_tokens, expand_tokens_to_all_tokens, make_singleton_groups
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Images, Logits, PatchMembership, TokenSizes, TokenWeights
 
@@ -182,24 +187,24 @@ class Replay(NamedTuple):
         """The number of patches in each token of each hidden state; None: one."""
         return None if self.memberships is None else [membership.sum(-1) for membership in self.memberships]
 
-    def spread_maps_over_all_tokens(self) -> list[Tensor]:
+    def expand_maps_to_all_tokens(self) -> list[Tensor]:
         """Return the maps between the original tokens: merged patches share a token's attention equally.
 
         Rows sum to 1; rows and columns of dropped patches are zero."""
         if self.memberships is None:
             return self.maps
-        return [spread_maps(*pair) for pair in zip(self.maps, self.memberships, strict=False)]
+        return [expand_maps_to_all_tokens(*pair) for pair in zip(self.maps, self.memberships, strict=False)]
 
-    def spread_hidden_states_over_all_tokens(self) -> list[Tensor]:
+    def expand_hidden_states_to_all_tokens(self) -> list[Tensor]:
         """Return one token per original token: merged patches have equal ones, dropped patches keep their last."""
         if self.memberships is None:
             return self.hidden_states
         states = self.hidden_states[:1]
         for tokens, membership in zip(self.hidden_states[1:], self.memberships[1:], strict=True):
-            states.append(spread_tokens(tokens, membership, states[-1]))
+            states.append(expand_tokens_to_all_tokens(tokens, membership, states[-1]))
         return states
 
-    def spread_pool_weights_over_all_tokens(self) -> TokenWeights | None:
+    def expand_pool_weights_to_all_tokens(self) -> TokenWeights | None:
         """Return the weight of each original token: merged patches share a token's weight equally."""
         if self.memberships is None or self.pool_weights is None:
             return self.pool_weights
@@ -222,7 +227,7 @@ def _replay_vision_transformer(model: VisionTransformer, images: Tensor, edit_ma
         raise UserError("The model is in training mode, so dropout is active. Call model.eval() first.")
     check_image_shape_and_dtype(images, model.config, next(model.patch_embed.parameters()).dtype)
     groups = make_singleton_groups(model.embed(images), track_membership=bool(model.config.token_reduction))
-    results = trace_blocks(model, groups, ExplicitAttention(edit_maps))
+    results = apply_and_record_blocks(model, groups, ExplicitAttention(edit_maps))
     all_groups = [groups, *(result.groups for result in results)]
     memberships = [group.patch_membership for group in all_groups if group.patch_membership is not None]
     pool: Any = model.pool
@@ -244,12 +249,12 @@ def make_logits_function_with_fixed_token_groups(model: nn.Module, images: Image
     if not isinstance(model, VisionTransformer) or not model.config.token_reduction:
         return partial(compute_logits, model)
     with torch.no_grad():
-        results = trace_blocks(model, make_singleton_groups(model.embed(images)), None)
+        results = apply_and_record_blocks(model, make_singleton_groups(model.embed(images)), None)
     keys_or_maps_per_block = [result.keys_or_maps for result in results]
 
     def compute_frozen_logits(other_images: Images) -> Logits:
         groups = make_singleton_groups(model.embed(other_images))
-        groups = run_blocks(model, groups, keys_or_maps_per_block=keys_or_maps_per_block)
+        groups = apply_blocks_to_groups(model, groups, keys_or_maps_per_block=keys_or_maps_per_block)
         return model.forward_head(model.norm(groups.tokens), token_sizes=groups.sizes)
 
     return compute_frozen_logits

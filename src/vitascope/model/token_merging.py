@@ -147,7 +147,7 @@ def _expand_indices(token_indices: TokenIndices, tokens: Tokens) -> Tensor:
     return token_indices[..., None].expand(-1, -1, tokens.shape[-1])
 
 
-def spread_maps(maps: AttentionMaps, membership: PatchMembership) -> AllTokenMaps:
+def expand_maps_to_all_tokens(maps: AttentionMaps, membership: PatchMembership) -> AllTokenMaps:
     """Return the maps between the original tokens. The patches of a token share its attention equally.
 
     Rows sum to 1 as before. Rows and columns of dropped patches are zero."""
@@ -155,7 +155,7 @@ def spread_maps(maps: AttentionMaps, membership: PatchMembership) -> AllTokenMap
     return membership.mT[:, None] @ maps @ shares[:, None]
 
 
-def spread_map_gradients(gradients: AttentionMaps, membership: PatchMembership) -> AllTokenMaps:
+def expand_map_gradients_to_all_tokens(gradients: AttentionMaps, membership: PatchMembership) -> AllTokenMaps:
     """Return the gradients with respect to the maps between the original tokens.
 
     They are the gradients of a model without merging in which the patches of a token are equal: the gradient of a row
@@ -164,7 +164,9 @@ def spread_map_gradients(gradients: AttentionMaps, membership: PatchMembership) 
     return shares.mT[:, None] @ gradients @ membership[:, None]
 
 
-def spread_tokens(tokens: OutputTokens, membership: PatchMembership, earlier_tokens: AllTokens) -> AllTokens:
+def expand_tokens_to_all_tokens(
+    tokens: OutputTokens, membership: PatchMembership, earlier_tokens: AllTokens
+) -> AllTokens:
     """Return one token per original token: that of its group; a dropped patch keeps its token of `earlier_tokens`."""
     is_dropped = membership.sum(1) == 0
     return torch.where(is_dropped[..., None], earlier_tokens, membership.mT @ tokens)

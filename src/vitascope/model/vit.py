@@ -8,12 +8,12 @@ from vitascope.errors import UserError
 from vitascope.model.attention import check_token_shape_and_dtype
 from vitascope.model.block import Block, check_depth_noise_shape
 from vitascope.model.config import ModelConfig
-from vitascope.model.explicit_blocks import encode_with_token_reduction
+from vitascope.model.explicit_blocks import apply_reducing_blocks_and_final_norm
 from vitascope.model.head import POOLS
 from vitascope.model.initialize import INITIALIZERS
 from vitascope.model.norm import make_norm
 from vitascope.model.patches import TOKENIZERS, check_image_shape_and_dtype
-from vitascope.model.positions import make_absolute_position_table, make_rotary_table
+from vitascope.model.positions import make_absolute_position_table_if_any, make_rotary_table
 from vitascope.model.precision import to_autocast_dtype
 from vitascope.model.tokens import concat_prefix_tokens, prepend_prefix_and_add_positions
 from vitascope.shapes import DepthNoise, Features, Images, Logits, OutputTokens, RotaryTable, Tokens, TokenSizes
@@ -35,7 +35,7 @@ class VisionTransformer(nn.Module):
         self.patch_embed = TOKENIZERS[config.tokenizer](config)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.empty(1, config.reg_tokens, width)) if config.reg_tokens else None
-        self._register_parameter_or_buffer("pos_embed", make_absolute_position_table(config))
+        self._register_parameter_or_buffer("pos_embed", make_absolute_position_table_if_any(config))
         self._register_parameter_or_buffer("rotation", self._make_rotary_table() if config.uses_rotary else None)
         self.pos_drop = nn.Dropout(config.pos_drop_rate)
         self.blocks = nn.ModuleList([Block(config, rate) for rate in config.drop_path_rates])
@@ -61,7 +61,7 @@ class VisionTransformer(nn.Module):
         check_image_shape_and_dtype(images, self.config, next(self.patch_embed.parameters()).dtype)
         num_output_tokens = 1 if self.config.global_pool == "token" else None
         if not self.training and self.config.token_reduction:
-            tokens, token_sizes = encode_with_token_reduction(self, self.embed(images), num_output_tokens)
+            tokens, token_sizes = apply_reducing_blocks_and_final_norm(self, self.embed(images), num_output_tokens)
             return self.forward_head(tokens, pre_logits=True, token_sizes=token_sizes)
         tokens = self.encode(self.embed(images), num_output_tokens=num_output_tokens, depth_noise=depth_noise)
         return self.forward_head(tokens, pre_logits=True)
@@ -101,7 +101,7 @@ class VisionTransformer(nn.Module):
         for index, block in enumerate(self.blocks):
             outputs = num_output_tokens if index + 1 == len(self.blocks) else None
             block_noise = None if depth_noise is None else depth_noise[:, 2 * index : 2 * index + 2]
-            tokens = self._run_block(block, tokens, mask, table, outputs, block_noise)
+            tokens = self._run_block_with_optional_checkpointing(block, tokens, mask, table, outputs, block_noise)
         return self.norm(tokens)
 
     def forward_head(
@@ -111,7 +111,7 @@ class VisionTransformer(nn.Module):
         features = self.head_drop(self.fc_norm(self.pool(tokens, token_sizes)))
         return features if pre_logits else self.head(features)
 
-    def _run_block(
+    def _run_block_with_optional_checkpointing(
         self,
         block: nn.Module,
         tokens: Tokens,

@@ -26,7 +26,7 @@ from vitascope.inference.hardware import choose_or_check_device
 from vitascope.model.anatomy import list_stages
 from vitascope.model.attention_cost import (
     AttentionCost,
-    choose_token_counts,
+    choose_token_counts_to_measure,
     draw_attention_costs,
     fit_exponents_by_implementation,
     measure_attention_costs,
@@ -225,7 +225,7 @@ def _describe_time_flops_mismatch(seconds_by_part: dict[str, float]) -> str:
 
 
 def _measure_attention_cost(device: str) -> dict[str, Any]:
-    costs = measure_attention_costs(4, 64, choose_token_counts(4, device), device)
+    costs = measure_attention_costs(4, 64, choose_token_counts_to_measure(4, device), device)
     parts = measure_projection_and_attention_seconds(*COST_IMAGES_AND_TOKENS, embed_dim=256, num_heads=4, device=device)
     machine = get_device_or_cpu_name(get_device_names_by_type(), device)
     return {"machine": machine, "costs": [asdict(cost) for cost in costs], "parts": parts}

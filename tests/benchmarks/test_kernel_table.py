@@ -35,7 +35,7 @@ def fake_gpu(monkeypatch):
         return "default" if "own" not in part.module.KERNELS else "own"
 
     monkeypatch.setattr(kernel_table, "make_layer_calls_for_kernel_choice", tell_parts)
-    monkeypatch.setattr(kernel_table, "find_fastest_kernel_by_timing", measure)
+    monkeypatch.setattr(kernel_table, "measure_fastest_kernel", measure)
     return measured
 
 

@@ -82,7 +82,7 @@ def test_what_loses_too_much_or_cannot_be_checked_is_not_used(run, int8_wins, mo
         (None, "float32: the accuracy of int8 cannot be checked, because the run's images are not available"),
     )
     for lost, words in cases:
-        monkeypatch.setattr(fast, "load_or_measure_accuracy_loss_points", lambda *_, lost=lost: lost)
+        monkeypatch.setattr(fast, "find_or_measure_accuracy_loss_points", lambda *_, lost=lost: lost)
         model = open_model(run.path, fast=True)
         assert model.fast.description.startswith(words)
         with torch.no_grad():

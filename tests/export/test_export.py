@@ -179,7 +179,7 @@ def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monk
         source = real(*words, **more)
         return replace(source, load_split=lambda split: opened.append(split) or source.load_split(split))
 
-    monkeypatch.setattr(open_data, "open_data_source", spied)
+    monkeypatch.setattr(open_data, "open_data_by_name_or_path", spied)
     model = open_model(run)
     written = export_run(model, "int8", tmp_path / "short.onnx")
     assert opened and "test" not in opened

@@ -8,7 +8,7 @@ import torch
 
 from vitascope.data.config import DataConfig
 from vitascope.data.dataset import Dataset, DataSource, MemoryDataset
-from vitascope.data.open_data import open_data_by_name_or_path, resolve_paths_in_data_config
+from vitascope.data.open_data import make_data_paths_absolute, open_data_by_name_or_path
 from vitascope.errors import UserError, suggest_choice
 from vitascope.run.directory import ExternalWeightsRun, Run
 from vitascope.run.images import check_classes_unchanged, load_verified_run_split, reset_missing_data_root
@@ -38,8 +38,8 @@ def load_eval_data(run: Run, model_info: ModelInfo, split: str | None, data_name
     run_config = reset_missing_data_root(run.recipe.data)
     if data_name is not None and (
         isinstance(run, ExternalWeightsRun)
-        or resolve_paths_in_data_config(replace(run_config, name=data_name)).name
-        != resolve_paths_in_data_config(run_config).name
+        or make_data_paths_absolute(replace(run_config, name=data_name)).name
+        != make_data_paths_absolute(run_config).name
     ):
         return _load_eval_data_of_other_dataset(replace(run_config, name=data_name), model_info, split)
     if split is not None and split not in SPLITS:
@@ -88,7 +88,7 @@ def _load_eval_data_of_other_dataset(config: DataConfig, model_info: ModelInfo, 
         )
     samples = _load_split_with_model_labels(source, Path(config.name).name, stored_split, model_info.classes)
     return EvalData(
-        resolve_paths_in_data_config(config).name,
+        make_data_paths_absolute(config).name,
         split_name,
         samples,
         is_run_data=False,

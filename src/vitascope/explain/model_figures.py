@@ -57,9 +57,9 @@ def compute_head_and_block_statistics(subject: Classifier, images: Images) -> Pr
             sizes = result.token_sizes or [None] * len(result.hidden_states)
             states = list(zip(result.hidden_states, sizes, strict=True))
             lens_logits = [model_statistics.apply_logit_lens(model, *state) for state in states]
-        spread_maps = result.expand_maps_to_all_tokens()
+        all_token_maps = result.expand_maps_to_all_tokens()
         distance.append(
-            _compute_mean_per_block_and_head(model_statistics.compute_mean_attention_distance, spread_maps, layout)
+            _compute_mean_per_block_and_head(model_statistics.compute_mean_attention_distance, all_token_maps, layout)
         )
         entropy.append(_compute_mean_per_block_and_head(model_statistics.compute_attention_entropy, result.maps))
         norms.append(torch.stack([_compute_token_norm_median_q95_max(tokens) for tokens in result.hidden_states]))

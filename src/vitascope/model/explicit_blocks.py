@@ -67,7 +67,7 @@ def apply_blocks_to_groups(
 ) -> TokenGroups:
     """Return the groups that remain after all blocks, computed with the fused kernel.
 
-    `keys_or_maps_per_block`: of an earlier call of `trace_blocks`, to merge or drop the same tokens again."""
+    `keys_or_maps_per_block`: of an earlier `apply_and_record_blocks`, to merge or drop the same tokens again."""
     for index in range(len(model.blocks)):
         keys_or_maps = None if keys_or_maps_per_block is None else keys_or_maps_per_block[index]
         groups = _run_block(model, index, groups, num_output_tokens, None, keys_or_maps).groups

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vitascope.data.open_data import TrainingData, load_train_and_validation_data, resolve_paths_in_data_config
+from vitascope.data.open_data import TrainingData, load_train_and_validation_data, make_data_paths_absolute
 from vitascope.data.sources.folder import describe_unreadable_files
 from vitascope.errors import UserError, format_count
 from vitascope.inference.hardware import set_malloc_to_keep_memory
@@ -88,7 +88,7 @@ def complete_recipe_from_data_and_print_changes(recipe: Recipe, data: TrainingDa
     )
     if note := describe_default_augmentation(recipe, augment):
         console.print(note, highlight=False, soft_wrap=True)
-    recipe = replace(recipe, data=replace(resolve_paths_in_data_config(recipe.data), augment=augment))
+    recipe = replace(recipe, data=replace(make_data_paths_absolute(recipe.data), augment=augment))
     if recipe.model.num_classes != len(data.classes):
         console.print(f"model.num_classes: {recipe.model.num_classes} → {len(data.classes)}, as in the data")
         recipe = replace(recipe, model=replace(recipe.model, num_classes=len(data.classes)))

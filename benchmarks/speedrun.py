@@ -18,7 +18,7 @@ from vitascope.draw.style import save_figure
 from vitascope.errors import UserError, suggest_choice
 from vitascope.inference.hardware import choose_or_check_device
 from vitascope.inference.scoring import check_views_match_training
-from vitascope.recipe.choices import resolve_augmentation_for_objective
+from vitascope.recipe.choices import complete_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe, format_value_for_command_line
 from vitascope.records.ablation import (
@@ -126,7 +126,7 @@ def make_row_name(arm_name: str, base_name: str) -> str:
 
 def _fill_in_augmentation(recipe: Recipe) -> Recipe:
     """The recipe with the data set's default augmentation filled in."""
-    augment = resolve_augmentation_for_objective(
+    augment = complete_augmentation_for_objective(
         recipe.data.augment, recipe.data.name, recipe.model.in_chans, recipe.train.objective
     )
     return replace(recipe, data=replace(recipe.data, augment=augment))

@@ -11,7 +11,7 @@ from tests.training.tiny import tiny_run
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.data.config import AugmentConfig
 from vitascope.model.pretraining import PrototypeHead, ResolutionAdapter
-from vitascope.recipe.choices import resolve_augmentation_for_objective
+from vitascope.recipe.choices import complete_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.training.engines.single_run import EagerEngine
 from vitascope.training.objectives.dino import DinoConfig, detect_teacher_collapse, make_augment_config_per_view
@@ -183,7 +183,7 @@ def test_a_model_sees_its_own_size_through_other_size_as_ever(positions, class_t
 
 
 def test_views_are_two_large_crops_and_small_ones_and_only_the_second_is_solarized() -> None:
-    augment = resolve_augmentation_for_objective(AugmentConfig(), "cifar10", 3, "dino")
+    augment = complete_augmentation_for_objective(AugmentConfig(), "cifar10", 3, "dino")
     first, second, *small = make_augment_config_per_view(augment, DinoConfig(local_crops=3))
     assert first.crop_scale == second.crop_scale == (0.4, 1.0)
     assert len(small) == 3 and small[0].crop_scale == (0.15, 0.4)
@@ -278,6 +278,6 @@ def test_a_rate_is_not_searched_by_a_loss_that_collapse_lowers(vitascope, tmp_pa
 
 def test_mixing_and_a_second_word_on_crops_are_refused() -> None:
     with pytest.raises(UserError, match="cutmix mixes labels, but train"):
-        resolve_augmentation_for_objective(AugmentConfig(cutmix=1.0), "cifar10", 3, "dino")
+        complete_augmentation_for_objective(AugmentConfig(cutmix=1.0), "cifar10", 3, "dino")
     with pytest.raises(UserError, match=r"with train\.objective=dino: its crops are set by dino\.global"):
-        resolve_augmentation_for_objective(AugmentConfig(crop_scale=(0.5, 1.0)), "cifar10", 3, "dino")
+        complete_augmentation_for_objective(AugmentConfig(crop_scale=(0.5, 1.0)), "cifar10", 3, "dino")

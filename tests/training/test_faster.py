@@ -15,7 +15,7 @@ from vitascope.model.config import ModelConfig
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.pretraining import PatchDropout
 from vitascope.model.vit import VisionTransformer
-from vitascope.recipe.choices import resolve_augmentation_for_objective
+from vitascope.recipe.choices import complete_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.metrics import list_epoch_seconds_without_setup
 from vitascope.training.engines.prepare_batched import check_batchable
@@ -179,11 +179,11 @@ def test_what_does_not_fit_is_refused(words, message) -> None:
 
 def test_turns_are_refused_where_they_would_be_ignored() -> None:
     with pytest.raises(UserError, match="but DINO draws a new crop each time"):
-        resolve_augmentation_for_objective(AugmentConfig(flip_mode="alternating"), "cifar10", 3, "dino")
+        complete_augmentation_for_objective(AugmentConfig(flip_mode="alternating"), "cifar10", 3, "dino")
     with pytest.raises(UserError, match=r"but data\.augment\.flip=0\.2 is not 0\.5"):
         resolve_augmentation(AugmentConfig(flip_mode="alternating", flip=0.2), "cifar10")
     assert (
-        resolve_augmentation_for_objective(AugmentConfig(flip_mode="alternating"), "cifar10", 3, "mae").flip_mode
+        complete_augmentation_for_objective(AugmentConfig(flip_mode="alternating"), "cifar10", 3, "mae").flip_mode
         == "alternating"
     )
 

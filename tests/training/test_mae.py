@@ -16,7 +16,7 @@ from vitascope.model.pretraining import (
     encode_visible_patches,
     select_visible_and_restore_indices,
 )
-from vitascope.recipe.choices import resolve_augmentation_for_objective
+from vitascope.recipe.choices import complete_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.training.hardware import count_train_flops_per_image
 from vitascope.training.objectives.mae import MaeConfig, MaskedAutoencoder, mae_loss, make_target_pixels
@@ -195,7 +195,7 @@ def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
 
 
 def test_mae_varies_by_crops_and_mirror_images_alone() -> None:
-    photos = resolve_augmentation_for_objective(AugmentConfig(), "cifar10", 3, "mae").active_settings
+    photos = complete_augmentation_for_objective(AugmentConfig(), "cifar10", 3, "mae").active_settings
     assert photos == {"flip": 0.5, "crop_scale": (0.2, 1.0)}
 
 

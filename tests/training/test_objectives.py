@@ -20,8 +20,8 @@ from vitascope.recipe.choices import (
     LABELLED_OBJECTIVE,
     OBJECTIVE_SECTIONS,
     OBJECTIVES,
+    complete_augmentation_for_objective,
     load_objective,
-    resolve_augmentation_for_objective,
 )
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.training.hardware import count_train_flops_per_image
@@ -133,6 +133,6 @@ def test_settings_that_need_labels_or_another_objective_are_refused(name) -> Non
 @without_labels
 def test_augmentation_with_labels_is_refused(name) -> None:
     with pytest.raises(UserError, match=f"mixup mixes labels, but train.objective={name} uses none"):
-        resolve_augmentation_for_objective(AugmentConfig(mixup=0.5), "digits", 1, name)
-    policy = resolve_augmentation_for_objective(AugmentConfig(), "cifar10", 3, name)
+        complete_augmentation_for_objective(AugmentConfig(mixup=0.5), "digits", 1, name)
+    policy = complete_augmentation_for_objective(AugmentConfig(), "cifar10", 3, name)
     assert not policy.mixup and not policy.cutmix and not policy.erase and not policy.shift

@@ -16,7 +16,7 @@ from tests.training.tiny import EVERYTHING, TINY, shared_run, tiny_run, untimed
 from vitascope import UserError
 from vitascope.data.open_data import load_train_and_validation_data
 from vitascope.data.sources.arrays import open_builtin_digits
-from vitascope.recipe.choices import resolve_augmentation_for_objective
+from vitascope.recipe.choices import complete_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import format_recipe_yaml
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
@@ -67,7 +67,7 @@ def build_state_and_run(folder: Path, **settings):
     recipe = replace(
         recipe,
         data=replace(
-            recipe.data, augment=resolve_augmentation_for_objective(recipe.data.augment, "digits", 1, objective)
+            recipe.data, augment=complete_augmentation_for_objective(recipe.data.augment, "digits", 1, objective)
         ),
     )
     data = load_train_and_validation_data(recipe.data, (8, 8), 1, recipe.train.seed)

@@ -9,7 +9,7 @@ import typer
 
 from vitascope.cli.console import reject_settings_without_effect
 from vitascope.data.config import AugmentConfig
-from vitascope.recipe.choices import load_objective, resolve_augmentation_for_objective
+from vitascope.recipe.choices import complete_augmentation_for_objective, load_objective
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 
 app = typer.Typer(help="List, describe and preview data sets.", no_args_is_help=True)
@@ -93,7 +93,7 @@ def draw_and_save_augmentation_preview(
     sets_channels = any(override.startswith("model.in_chans=") for override in overrides)
     channels = recipe.model.in_chans if sets_channels else PREVIEW_SIZE[1]
     data = load_train_and_validation_data(config, PREVIEW_SIZE[0], channels, seed)
-    policy = resolve_augmentation_for_objective(
+    policy = complete_augmentation_for_objective(
         config.augment, data_name, data.train.image_shape[0], recipe.train.objective
     )
     height, width = data.train.images.shape[2:]

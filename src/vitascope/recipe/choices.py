@@ -45,7 +45,7 @@ def _import_class(path: str) -> Any:
     return getattr(import_module(module_name), class_name)
 
 
-def resolve_augmentation_for_objective(
+def complete_augmentation_for_objective(
     requested: AugmentConfig, dataset_name: str, num_channels: int, objective_name: str
 ) -> AugmentConfig:
     """Complete the settings with the policy of the data set and the objective. Reject settings that do not fit."""

@@ -68,7 +68,7 @@ def read_builtin_recipe_description(name: str) -> str:
         return file.readline().removeprefix("#").strip()
 
 
-def find_recipe_path(name_or_path: str) -> Path:
+def get_recipe_path(name_or_path: str) -> Path:
     """Return the path of a recipe, given its name or path."""
     if name_or_path in list_recipe_names():
         return RECIPES_FOLDER / f"{name_or_path}.yaml"
@@ -126,13 +126,13 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
             raise UserError(f"'{override}' is not a setting. Write key=value, such as model.depth=8.{hint}")
         if override == "weights=recipe:":
             raise UserError("weights=recipe: names no recipe. Write weights=recipe:NAME, such as recipe:digits-mae.")
-        if "_scale=" in override and not _has_pair_value(override):
+        if "_scale=" in override and not _has_bracketed_pair_value(override):
             raise UserError(f"{override} must be a range, such as {override.partition('=')[0]}=[0.4,1].")
         if override.endswith("=???"):  # OmegaConf's marker for a missing value, which it would ignore
             raise UserError(f"{override} is not a value. Leave the setting out for its default.")
     schema = build_omegaconf_schema()
     try:
-        path = find_recipe_path(name_or_path) if name_or_path else None
+        path = get_recipe_path(name_or_path) if name_or_path else None
         layers = [OmegaConf.create({"name": path.stem}), _load_recipe_file(path, convert_old_names)] if path else []
         file_settings = flatten_and_format_settings(OmegaConf.to_container(layers[1])) if layers else {}  # pyright: ignore[reportArgumentType]
         settings = [*file_settings.items(), *(_split_override(override) for override in overrides)]
@@ -193,7 +193,7 @@ def _split_override(override: str) -> NameAndText:
     return key, value
 
 
-def _has_pair_value(override: str) -> bool:
+def _has_bracketed_pair_value(override: str) -> bool:
     text = override.partition("=")[2].strip()
     return text[:1] in "[(" and text[-1:] in "])" and text.count(",") == 1
 

@@ -60,7 +60,7 @@ class PairedDifference:
         return "better" if self.mean_difference > 0 else "worse"
 
     @property
-    def effect(self) -> str:
+    def effect_verdict(self) -> str:
         """The verdict on a change: helps, hurts or not significant."""
         return {"better": "helps", "worse": "hurts"}.get(self.verdict, self.verdict)
 
@@ -80,7 +80,7 @@ class AblationArm:
 
     @property
     def verdict(self) -> str:
-        return "–" if self.difference is None else self.difference.effect
+        return "–" if self.difference is None else self.difference.effect_verdict
 
 
 @dataclass(frozen=True)

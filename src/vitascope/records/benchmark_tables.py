@@ -81,7 +81,7 @@ def format_explanation_faithfulness_table(results_folder: Path, record_names: li
     return format_markdown_table([*head, "rank correlation with shuffled weights"], rows)
 
 
-def join_attention_map_cost_factors(results_folder: Path, record_names: list[str]) -> Markdown:
+def format_attention_map_cost_factors(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format the cost of all attention maps as a multiple of an unfused forward pass."""
     return "; ".join(
         str(read_results_file(results_folder / f"{name}.json")["times_a_written_out_forward"]) for name in record_names

@@ -15,7 +15,7 @@ from vitascope.model.anatomy import count_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.records.ablation import format_percent_mean_or_values
 from vitascope.records.track import (
-    check_all_equal,
+    check_equal_in_all_runs,
     check_recordable_and_read_machine_info,
     check_runs_fit_one_record,
     determine_training_track,
@@ -81,8 +81,8 @@ def evaluate_and_make_record(runs: list[Run], record_name: str, *, views: int = 
     check_runs_fit_one_record(runs, machine_infos, commit)
     recipe, first_info = make_portable_recipe(runs[0]), machine_infos[0]
     check_views_match_training(recipe, views)
-    evaluations = [_find_or_run_first_test_evaluation(run, views) for run in runs]
-    check_all_equal("test images", [str(entry.data_hash) for entry in evaluations])
+    evaluations = [_get_or_run_first_test_evaluation(run, views) for run in runs]
+    check_equal_in_all_runs("test images", [str(entry.data_hash) for entry in evaluations])
     machine_name = get_run_device_name(first_info)
     seeds, last_row = [run.recipe.train.seed for run in runs], runs[0].metrics[-1]
     previous_stages = list_previous_stage_runs(runs[0])  # their images and seconds count too
@@ -169,7 +169,7 @@ def check_record_name(name: str) -> None:
         raise UserError(f"--name {name} cannot be a file name. Use letters, digits, - and _.")
 
 
-def _find_or_run_first_test_evaluation(run: Run, views: int) -> EvalLogEntry:
+def _get_or_run_first_test_evaluation(run: Run, views: int) -> EvalLogEntry:
     """Return the first test evaluation with the last weights and this many views; without one, evaluate now."""
     log_entry = find_first_finished_test_entry(run, views)
     if log_entry is None:

@@ -176,7 +176,7 @@ def _format_seed_count(num_seeds: int) -> str:
     return "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
 
 
-def join_mean_test_accuracies(results_folder: Path, record_names: list[str]) -> Markdown:
+def format_mean_test_accuracies(results_folder: Path, record_names: list[str]) -> Markdown:
     return "; ".join(
         format_mean_test_accuracy(record) for _, record in read_named_or_all_records(results_folder, record_names)
     )
@@ -189,13 +189,13 @@ RESULT_FORMATTERS: dict[str, ResultFormatter] = {  # kind of a results mark -> f
     "targets": format_accuracy_and_time_targets_table,
     "cards": format_model_card_links,
     "sentence": format_result_sentence,
-    "accuracy": join_mean_test_accuracies,
+    "accuracy": format_mean_test_accuracies,
     "bench": benchmark_tables.format_library_speed_table,
     "bars": benchmark_tables.format_seconds_to_target_accuracy_table,
     "races": benchmark_tables.format_gpu_library_speed_table,
     "growth": benchmark_tables.format_scaling_exponent_table,
     "faithfulness": benchmark_tables.format_explanation_faithfulness_table,
-    "cost": benchmark_tables.join_attention_map_cost_factors,
+    "cost": benchmark_tables.format_attention_map_cost_factors,
     "pretrained": training_tables.format_pretrained_vs_scratch_table,
     "odd-size": benchmark_tables.format_result_at_other_image_sizes_table,
     "small-data": training_tables.format_small_data_ablation_table,

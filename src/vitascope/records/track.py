@@ -109,19 +109,19 @@ def check_runs_fit_one_record(runs: list[Run], machine_infos: list[RunMachineInf
     stages = [stage for run in runs if (stage := find_previous_stage_run(run))]
     _check_only_seed_differs(runs, [make_portable_recipe(run) for run in runs])
     _check_only_seed_differs(stages, [stage.recipe for stage in stages])
-    check_all_equal("machines", [get_run_device_name(info) for info in machine_infos])
-    check_all_equal("commits", [str(info["commit"]) for info in machine_infos])
-    check_all_equal("versions of torch", [str(info["versions"].get("torch")) for info in machine_infos])
+    check_equal_in_all_runs("machines", [get_run_device_name(info) for info in machine_infos])
+    check_equal_in_all_runs("commits", [str(info["commit"]) for info in machine_infos])
+    check_equal_in_all_runs("versions of torch", [str(info["versions"].get("torch")) for info in machine_infos])
     for key in ("precision", "compiled", "captured"):
-        check_all_equal(f"values of {key}", [str(info["hardware"].get(key)) for info in machine_infos])
-    check_all_equal("numbers of images seen", [str(run.metrics[-1]["images_seen"]) for run in runs])
-    check_all_equal("training images", [str(info.get("whole_data_hash")) for info in machine_infos])
+        check_equal_in_all_runs(f"values of {key}", [str(info["hardware"].get(key)) for info in machine_infos])
+    check_equal_in_all_runs("numbers of images seen", [str(run.metrics[-1]["images_seen"]) for run in runs])
+    check_equal_in_all_runs("training images", [str(info.get("whole_data_hash")) for info in machine_infos])
     run_commit = machine_infos[0]["commit"]
     if run_commit and commit and run_commit != commit:
         raise UserError(f"--commit {commit[:12]}: the runs were made at commit {run_commit[:12]}. Leave --commit out.")
 
 
-def check_all_equal(quantity_name: str, values: Iterable[str]) -> None:
+def check_equal_in_all_runs(quantity_name: str, values: Iterable[str]) -> None:
     """Reject runs with different values of a quantity."""
     different = list(dict.fromkeys(values))
     if len(different) > 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitascope.errors import UserError
 from vitascope.model.anatomy import count_parameters
-from vitascope.recipe.choices import OBJECTIVE_SECTIONS, load_objective, resolve_augmentation_for_objective
+from vitascope.recipe.choices import OBJECTIVE_SECTIONS, complete_augmentation_for_objective, load_objective
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.recipe.schema import Recipe, convert_recipe_to_dict, flatten_sections, format_value_for_command_line
 from vitascope.run.directory import Run, is_run_folder
@@ -205,7 +205,7 @@ def _find_overrides_of_builtin_recipe(base_recipe_name: str, recipe: Recipe) -> 
     """Return the settings that turn the named recipe, with its default augmentation filled in, into this one."""
     base = read_recipe(base_recipe_name)
     data = replace(base.data, name=recipe.data.name)
-    augment = resolve_augmentation_for_objective(
+    augment = complete_augmentation_for_objective(
         base.data.augment, recipe.data.name, recipe.model.in_chans, base.train.objective
     )
     base = replace(base, data=replace(data, augment=augment))

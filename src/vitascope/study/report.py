@@ -16,7 +16,7 @@ from vitascope.draw.study import (
     draw_seed_curve_bands,
 )
 from vitascope.errors import format_count
-from vitascope.recipe.choices import load_objective, resolve_augmentation_for_objective
+from vitascope.recipe.choices import complete_augmentation_for_objective, load_objective
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL, PairedDifference
 from vitascope.records.record import format_thousands_or_millions
 from vitascope.run.files import make_folder, write_atomically, write_json
@@ -194,7 +194,7 @@ def _format_augmentation_clause(design: Design, cells: list[CombinationResults])
     augmented = []
     for cell in cells:
         recipe = design.build_recipe(cell.settings, design.seeds[0])
-        policy = resolve_augmentation_for_objective(
+        policy = complete_augmentation_for_objective(
             recipe.data.augment, recipe.data.name, recipe.model.in_chans, recipe.train.objective
         )
         augmented.append(bool(policy.active_settings))

@@ -17,7 +17,7 @@ from vitascope.data.open_data import TrainingData
 from vitascope.data.sources.folder import image_file_has_colour, read_image_size
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.choices import load_objective, resolve_augmentation_for_objective
+from vitascope.recipe.choices import complete_augmentation_for_objective, load_objective
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.recipe.schema import Recipe, format_value_for_command_line
 from vitascope.run.directory import Run
@@ -71,7 +71,7 @@ def describe_default_augmentation(recipe: Recipe, completed: AugmentConfig) -> s
         return None
     with suppress(UserError):  # the requested settings may not be allowed for the recipe's own data
         objective = recipe.train.objective
-        if resolve_augmentation_for_objective(requested, base.data.name, base.model.in_chans, objective) == completed:
+        if complete_augmentation_for_objective(requested, base.data.name, base.model.in_chans, objective) == completed:
             return None
     data_name = Path(recipe.data.name).name
     if requested == AugmentConfig():

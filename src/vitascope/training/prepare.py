@@ -17,7 +17,7 @@ from vitascope.inference.hardware import set_malloc_to_keep_memory
 from vitascope.inference.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
-from vitascope.recipe.choices import load_objective, resolve_augmentation_for_objective
+from vitascope.recipe.choices import complete_augmentation_for_objective, load_objective
 from vitascope.recipe.schema import Recipe
 from vitascope.training.hardware import Hardware, choose_hardware_and_set_threads
 from vitascope.training.initial_weights import (
@@ -83,7 +83,7 @@ def get_class_names(data: TrainingData) -> list[str] | None:
 def complete_recipe_from_data_and_print_changes(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
     """Complete the recipe: add the data set's augmentation policy, and set num_classes to match the data."""
     stored_shape = data.train.image_shape
-    augment = resolve_augmentation_for_objective(
+    augment = complete_augmentation_for_objective(
         recipe.data.augment, recipe.data.name, stored_shape[0], recipe.train.objective
     )
     if note := describe_default_augmentation(recipe, augment):

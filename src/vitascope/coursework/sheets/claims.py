@@ -106,4 +106,4 @@ def format_accuracy_gain(
     difference = variant.compute_accuracy_difference_from(baseline, num_comparisons)
     if difference is None:
         return AccuracyGain("–", "not compared")
-    return AccuracyGain(difference.format_with_interval(100), difference.effect)
+    return AccuracyGain(difference.format_with_interval(100), difference.effect_verdict)

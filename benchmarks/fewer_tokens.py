@@ -16,7 +16,7 @@ from benchmarks.timing import synchronize_device
 from vitascope import Classifier, open_model
 from vitascope.inference.prediction import load_or_convert_input_images
 from vitascope.model.anatomy import count_forward_flops_per_image
-from vitascope.run.images import sample_val_or_train_images
+from vitascope.run.images import try_to_sample_run_images
 
 TokenReduction = dict[str, int]  # merge_tokens or drop_tokens -> tokens per block; empty: no reduction
 
@@ -94,7 +94,7 @@ def main() -> None:
     if args.images:
         stored, labels = load_or_convert_input_images(args.images, model.stored_shape).images[: args.most], None
     else:
-        sample = sample_val_or_train_images(model.run, model.info, args.most)
+        sample = try_to_sample_run_images(model.run, model.info, args.most)
         if sample is None:
             raise SystemExit("The run's images cannot be found. Give --images FOLDER.")
         stored, labels = sample[0].images, sample[0].labels

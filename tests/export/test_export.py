@@ -18,7 +18,7 @@ from vitascope.data.preprocessing import Preprocessing
 from vitascope.explain import attention_maps
 from vitascope.export import export_run, formats, int8, verify, write_int8, write_onnx, write_torch
 from vitascope.export.formats import TransformerWithMaps, copy_model_for_export
-from vitascope.run.images import load_verified_run_split, sample_val_or_train_images
+from vitascope.run.images import load_run_split_if_any, try_to_sample_run_images
 from vitascope.weights.model_info import ModelInfo
 
 KINDS = {
@@ -143,7 +143,7 @@ def test_the_maps_of_different_kinds_are_the_model_s(kind, tmp_path) -> None:
 
 def test_a_run_s_file_answers_for_batches_it_was_not_traced_with(run, tmp_path) -> None:
     model, path = open_model(run), tmp_path / "model.onnx"
-    held = sample_val_or_train_images(run, model.info, 50)
+    held = try_to_sample_run_images(run, model.info, 50)
     written = write_onnx(model.model, model.info, path, run_name="digits/mine", maps=True, run_sample=held)
     assert written.compared_on == "validation" and set(written.differences) == {"logits", "maps"}
     images = model.info.preparation(held[0].images)
@@ -183,7 +183,7 @@ def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monk
     model = open_model(run)
     written = export_run(model, "int8", tmp_path / "short.onnx")
     assert opened and "test" not in opened
-    held, comparison = load_verified_run_split(run, model.info, "val"), written.int8
+    held, comparison = load_run_split_if_any(run, model.info, "val"), written.int8
     parts = model.info.preparation(held.images).split(int8.BATCH_SIZE)  # scales may depend on who is asked together
     logits = torch.cat([answers_of(tmp_path / "short.onnx", part)[0] for part in parts]).argmax(1)
     with torch.no_grad():
@@ -199,7 +199,7 @@ def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monk
 
 def test_the_way_to_int8_that_answers_better_on_training_images_is_taken(run, tmp_path, monkeypatch) -> None:
     model = open_model(run)
-    training, preparation = load_verified_run_split(run, model.info, "train"), model.info.preparation
+    training, preparation = load_run_split_if_any(run, model.info, "train"), model.info.preparation
     formats.trace_and_save_onnx(model.model, tmp_path / "model.onnx", {}, maps=False, opset=20)
 
     def ruined(whole, calibration):
@@ -267,7 +267,7 @@ def test_a_file_that_says_nothing_at_all_is_refused() -> None:
 
 def test_few_images_fill_the_batches_and_a_training_model_is_refused(run, tmp_path) -> None:
     model = open_model(run)
-    run_sample = sample_val_or_train_images(run, model.info, 3)
+    run_sample = try_to_sample_run_images(run, model.info, 3)
     images, description = verify.select_run_or_random_images(model.model, model.info.preparation, run_sample)
     assert len(images) == 10 and description == run_sample.description and torch.equal(images[3], images[0])
     with pytest.raises(UserError, match=r"training mode.*model\.eval\(\)"):

@@ -48,13 +48,13 @@ def test_a_process_is_no_older_than_the_call_that_started_it() -> None:
 
 
 def test_without_proc_psutil_is_asked_and_without_both_or_with_nonsense_nothing_is_known(monkeypatch) -> None:
-    monkeypatch.setattr(machine, "_read_linux_process_seconds", lambda: None)
+    monkeypatch.setattr(machine, "_try_to_read_linux_process_seconds", lambda: None)
     process = SimpleNamespace(create_time=lambda: time.time() - 5000)
     monkeypatch.setitem(sys.modules, "psutil", SimpleNamespace(Process=lambda: process))
     assert machine.measure_seconds_since_process_start() == pytest.approx(5000, abs=1)
     monkeypatch.setitem(sys.modules, "psutil", None)  # not installed
     assert machine.measure_seconds_since_process_start() is None
-    monkeypatch.setattr(machine, "_read_linux_process_seconds", lambda: -3.0)
+    monkeypatch.setattr(machine, "_try_to_read_linux_process_seconds", lambda: -3.0)
     assert machine.measure_seconds_since_process_start() is None
 
 

@@ -48,7 +48,7 @@ from vitascope.model.patches import concat_shifted_copies
 from vitascope.model.positions import make_rotary_table, make_sincos2d_table
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import open_run_or_newest
-from vitascope.run.images import sample_val_or_train_images
+from vitascope.run.images import try_to_sample_run_images
 
 
 def draw_and_save_sinusoidal_table_or_sheet_d_tables(
@@ -114,7 +114,7 @@ def draw_and_save_trained_forward_pass(run_path: Path, figure_path: Path) -> Pat
     """Draw the steps from one of a run's images to its prediction, with the trained weights."""
     model = open_model(open_run_or_newest(run_path))
     _check_image_classifier(model.config)
-    sample = sample_val_or_train_images(model.run, model.info, 1)
+    sample = try_to_sample_run_images(model.run, model.info, 1)
     if sample is None:
         raise UserError(
             f"The images of {run_path} are not available. See data.name and data.root in {run_path}/recipe.yaml."

@@ -20,7 +20,7 @@ from vitascope.errors import UserError, format_count
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.prediction import Prediction, Predictions, read_image_files_and_folders
 from vitascope.run.files import make_folder, write_atomically
-from vitascope.run.images import load_verified_run_split
+from vitascope.run.images import load_run_split_if_any
 from vitascope.shapes import Features
 
 FeatureColumns = dict[str, list[str] | list[float]]  # column name -> one value per image
@@ -159,7 +159,7 @@ class SampleFeatures(NamedTuple):
 
 def _load_or_compute_training_features(model: Classifier) -> SampleFeatures:
     """Return the training images and their features; the features are cached in the run."""
-    samples = load_verified_run_split(model.run, model.info, "train", "Name the images to search: --among FOLDER.")
+    samples = load_run_split_if_any(model.run, model.info, "train", "Name the images to search: --among FOLDER.")
     if samples is None:
         raise UserError("The run has no training images to search.")
     samples = samples.select(

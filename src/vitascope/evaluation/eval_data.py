@@ -11,7 +11,7 @@ from vitascope.data.dataset import Dataset, DataSource, MemoryDataset
 from vitascope.data.open_data import make_data_paths_absolute, open_data_by_name_or_path
 from vitascope.errors import UserError, suggest_choice
 from vitascope.run.directory import ExternalWeightsRun, Run
-from vitascope.run.images import check_classes_unchanged, load_verified_run_split, reset_missing_data_root
+from vitascope.run.images import check_classes_unchanged, load_run_split_if_any, reset_missing_data_root
 from vitascope.weights.model_info import ModelInfo
 
 SPLITS = ("test", "val", "train")
@@ -46,7 +46,7 @@ def load_eval_data(run: Run, model_info: ModelInfo, split: str | None, data_name
         splits = _list_existing_splits_or_all_names(run_config, model_info)
         raise UserError(f"There is no split '{split}'. {suggest_choice(split, splits)}")
     if split in ("val", "train"):
-        samples = load_verified_run_split(run, model_info, split)
+        samples = load_run_split_if_any(run, model_info, split)
         if samples is None:
             raise UserError("The run has no validation images (data.validation=0). Use --split test or train.")
         return EvalData(run_config.name, split, samples, is_run_data=True)

@@ -27,7 +27,7 @@ from vitascope.evaluation.report import (
 from vitascope.evaluation.robustness import measure_accuracy_under_corruptions
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.scoring import check_views_match_training, choose_inference_batch_size
-from vitascope.run.images import load_verified_run_split
+from vitascope.run.images import load_run_split_if_any
 from vitascope.run.machine import (
     EVALUATE,
     get_device_names_by_type,
@@ -121,7 +121,7 @@ def fit_temperature_on_validation_or_give_reason(
     if eval_data.is_run_data and eval_data.split == "val":
         return FittedTemperature(None, 0, f"{UNSCALED}: it would be fitted on these same images.")
     try:
-        validation = load_verified_run_split(classifier.run, classifier.info, "val")
+        validation = load_run_split_if_any(classifier.run, classifier.info, "val")
     except UserError as error:
         return FittedTemperature(None, 0, f"{UNSCALED}: {error}")
     if validation is None:

@@ -13,7 +13,7 @@ from vitascope.errors import UserError
 from vitascope.evaluation.calibration import Interval, wilson_interval
 from vitascope.evaluation.eval_data import load_eval_data
 from vitascope.inference.classifier import Classifier
-from vitascope.run.images import load_verified_run_split
+from vitascope.run.images import load_run_split_if_any
 from vitascope.run.test_set_log import add_test_use_entry, log_test_set_result
 from vitascope.training.objectives.feature_metrics import (
     NUM_NEIGHBOURS,
@@ -53,7 +53,7 @@ def evaluate_knn_and_linear_probe(
 
     `max_train_images`: training images to use (None: all); `label_fraction`: the fraction of them to use."""
     _reject_train_split_and_wrong_ranges(split, num_neighbours, max_train_images, label_fraction)
-    train = load_verified_run_split(model.run, model.info, "train")
+    train = load_run_split_if_any(model.run, model.info, "train")
     if train is None:
         raise UserError("The run has no training images.")
     if max_train_images is not None and max_train_images < len(model.classes):

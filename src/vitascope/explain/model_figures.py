@@ -27,7 +27,7 @@ from vitascope.explain.maps import TokenLayout, denormalize_images, get_token_la
 from vitascope.inference.classifier import Classifier
 from vitascope.model.replay import replay
 from vitascope.run.files import make_folder, write_atomically
-from vitascope.run.images import sample_val_or_train_images
+from vitascope.run.images import try_to_sample_run_images
 from vitascope.shapes import Images
 
 MIN_IMAGES = 8  # images for statistics
@@ -201,7 +201,7 @@ def try_to_load_run_images(subject: Classifier, split: str | None = None) -> Run
             spell_out_split_name(split),
         )
     else:
-        run_sample = sample_val_or_train_images(run, model_info, MAX_IMAGES)
+        run_sample = try_to_sample_run_images(run, model_info, MAX_IMAGES)
         if run_sample is None:
             return None
         samples, description = run_sample

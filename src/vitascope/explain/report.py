@@ -39,7 +39,7 @@ from vitascope.inference.open_model import open_model
 from vitascope.model.replay import compute_logits
 from vitascope.recipe.schema import format_recipe_yaml
 from vitascope.run.files import write_atomically
-from vitascope.run.images import load_verified_run_split
+from vitascope.run.images import load_run_split_if_any
 from vitascope.shapes import Images
 
 PAGE_FOLDER = Path(__file__).parent / "page"
@@ -114,7 +114,7 @@ def choose_errors_and_correct_examples(model: Classifier, evaluation: Evaluation
 
 def choose_first_training_examples(model: Classifier) -> Examples:
     """Return the first training images, with their true and predicted classes."""
-    samples = load_verified_run_split(model.run, model.info, "train")
+    samples = load_run_split_if_any(model.run, model.info, "train")
     if samples is None:
         raise UserError("The run has no training images to show.")
     images, labels = samples.fetch(slice(NUM_EXAMPLES)), samples.labels[:NUM_EXAMPLES].tolist()

@@ -9,7 +9,7 @@ from vitascope.export.int8 import write_int8
 from vitascope.export.verify import ExportReport
 from vitascope.inference.classifier import Classifier
 from vitascope.run.directory import ExternalWeightsRun, Run
-from vitascope.run.images import load_verified_run_split, sample_val_or_train_images
+from vitascope.run.images import load_run_split_if_any, try_to_sample_run_images
 
 __all__ = ["ExportReport", "export_run", "write_int8", "write_onnx", "write_torch"]
 
@@ -32,7 +32,7 @@ def export_run(
     path = output_path or run.get_path("export") / DEFAULT_FILE_NAMES[file_format]
     run_name, run_sample = (
         _format_recipe_and_run_name(run),
-        sample_val_or_train_images(run, model_info, MAX_COMPARED_IMAGES),
+        try_to_sample_run_images(run, model_info, MAX_COMPARED_IMAGES),
     )
     if file_format == "torch":
         return write_torch(model.vision_transformer, model_info, path, run_name=run_name, run_sample=run_sample)
@@ -67,6 +67,6 @@ def _format_recipe_and_run_name(run: Run) -> str:
 
 def _try_to_load_training_images(model: Classifier) -> Dataset | None:
     try:
-        return load_verified_run_split(model.run, model.info, "train")
+        return load_run_split_if_any(model.run, model.info, "train")
     except UserError:  # the data is missing or has changed
         return None

@@ -21,7 +21,7 @@ from vitascope.model.precision import replace_linear_with_int8_in_place
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run
 from vitascope.run.files import read_json_object_or_empty, write_json
-from vitascope.run.images import sample_val_or_train_images
+from vitascope.run.images import try_to_sample_run_images
 from vitascope.run.machine import measure_inference_speedup
 from vitascope.shapes import Features
 from vitascope.weights.model_info import ModelInfo
@@ -115,7 +115,7 @@ def find_or_measure_accuracy_loss_points(
     number_format += "".join(f", {name}={count}" for name, count in model.config.token_reduction.items())
     if number_format in earlier_checks:
         return earlier_checks[number_format]["points_lost"]
-    run_sample = sample_val_or_train_images(run, model_info, MAX_CHECKED_IMAGES)
+    run_sample = try_to_sample_run_images(run, model_info, MAX_CHECKED_IMAGES)
     if run_sample is None:
         return None
     samples = run_sample.samples

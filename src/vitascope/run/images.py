@@ -13,7 +13,7 @@ from vitascope.run.directory import ExternalWeightsRun, Run
 from vitascope.weights.model_info import ModelInfo
 
 
-def load_verified_run_split(run: Run, model_info: ModelInfo, split: str, error_hint: str = "") -> Dataset | None:
+def load_run_split_if_any(run: Run, model_info: ModelInfo, split: str, error_hint: str = "") -> Dataset | None:
     """Return exactly the run's validation or training images; None if it has no validation images.
 
     `error_hint` ends the error message for a model that is not a run."""
@@ -44,13 +44,13 @@ class RunSample(NamedTuple):
     description: str
 
 
-def sample_val_or_train_images(run: Run, model_info: ModelInfo, max_images: int) -> RunSample | None:
+def try_to_sample_run_images(run: Run, model_info: ModelInfo, max_images: int) -> RunSample | None:
     """Return evenly chosen validation (else training) images; None if they are not on this machine.
 
     Test images are never used."""
     for split, description in (("val", "validation"), ("train", "training")):
         try:
-            samples = load_verified_run_split(run, model_info, split)
+            samples = load_run_split_if_any(run, model_info, split)
         except UserError:
             continue
         if samples is not None:

@@ -13,7 +13,7 @@ from vitascope.recipe.choices import OBJECTIVE_SECTIONS, complete_augmentation_f
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.recipe.schema import Recipe, convert_recipe_to_dict, flatten_sections, format_value_for_command_line
 from vitascope.run.directory import Run, is_run_folder
-from vitascope.run.metrics import extract_curves, sum_epoch_seconds
+from vitascope.run.metrics import extract_learning_curves, sum_epoch_seconds
 from vitascope.run.test_set_log import read_test_set_log
 
 if TYPE_CHECKING:
@@ -134,7 +134,10 @@ class RunComparison:
         from vitascope.draw.curves import draw_run_comparison
 
         named_runs = zip(self.short_unique_run_names, self.runs, strict=True)
-        curves = {f"run {n}: {name}": extract_curves(run.metrics) for n, (name, run) in enumerate(named_runs, start=1)}
+        curves = {
+            f"run {n}: {name}": extract_learning_curves(run.metrics)
+            for n, (name, run) in enumerate(named_runs, start=1)
+        }
         caption = f"{len(self.runs)} runs. Solid lines: validation images. Dashed lines: training images."
         if any(summary.uses_linear_probe for summary in self.run_summaries):
             caption += " Validation accuracy of runs without labels: linear probe."

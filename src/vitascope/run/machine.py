@@ -58,7 +58,7 @@ class RunMachineInfo(MachineInfo):
 def get_package_versions() -> dict[str, str | None]:
     """Return the version of every required package; None if it is missing."""
     return {"vitascope": vitascope.__version__, "python": platform.python_version()} | {
-        name: _get_package_version(name) for name in REQUIRED_PACKAGES
+        name: _find_package_version(name) for name in REQUIRED_PACKAGES
     }
 
 
@@ -115,7 +115,7 @@ def measure_and_describe_precision_speeds() -> dict[str, str]:
     return {"bfloat16": f"{text} times the speed of float32" if speedup else "not supported by this CPU"}
 
 
-def _get_package_version(package: str) -> str | None:
+def _find_package_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -127,12 +127,12 @@ def collect_machine_info(commit: str | None = None) -> MachineInfo:
     return {
         "machine": get_device_names_by_type() | {"system": f"{platform.system()} {platform.machine()}"},
         "versions": get_package_versions(),
-        "commit": commit or get_current_commit(),
+        "commit": commit or find_commit_and_mark_changes(),
         "date": datetime.now(UTC).date().isoformat(),
     }
 
 
-def get_current_commit() -> str | None:
+def find_commit_and_mark_changes() -> str | None:
     """Return the commit of the source, with '+changes' if files were modified; None without Git."""
     try:
         # This fails if the package is installed inside another repository.
@@ -245,13 +245,13 @@ def is_trained_by_this_process(run: "Run") -> bool:
 
 def measure_seconds_since_process_start() -> float | None:
     """Return the seconds since this process started; None if the operating system does not report its start."""
-    seconds = _read_linux_process_seconds() if sys.platform == "linux" else None
-    seconds = _read_psutil_process_seconds() if seconds is None else seconds
+    seconds = _try_to_read_linux_process_seconds() if sys.platform == "linux" else None
+    seconds = _try_to_read_psutil_process_seconds() if seconds is None else seconds
     is_possible = seconds is not None and seconds >= time.monotonic() - _import_time - CLOCK_TOLERANCE_SECONDS
     return seconds if is_possible else None
 
 
-def _read_linux_process_seconds() -> float | None:
+def _try_to_read_linux_process_seconds() -> float | None:
     """Read /proc/self/stat: field 22 is the start in clock ticks since boot. Field 2, in brackets, may have spaces."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -260,7 +260,7 @@ def _read_linux_process_seconds() -> float | None:
         return None
 
 
-def _read_psutil_process_seconds() -> float | None:
+def _try_to_read_psutil_process_seconds() -> float | None:
     """Use psutil, which is optional."""
     try:
         return time.time() - import_module("psutil").Process().create_time()

@@ -88,11 +88,13 @@ def draw_run_curves(rows: list[MetricsRow], recipe: "Recipe", title: str) -> "Fi
     from vitascope.draw.curves import draw_learning_curves  # imports matplotlib
 
     objective = load_objective(recipe.train.objective)
-    curves = extract_curves(rows, objective.curve_panels)
+    curves = extract_learning_curves(rows, objective.curve_panels)
     return draw_learning_curves(curves, title, objective.loss_name, objective.curve_panels)
 
 
-def extract_curves(rows: list[MetricsRow], panels: Mapping[str, CurvePanel] | None = None) -> LearningCurves:
+def extract_learning_curves(
+    rows: list[MetricsRow], extra_panels: Mapping[str, CurvePanel] | None = None
+) -> LearningCurves:
     """Return `[loss or accuracy][train or validation]`, and the lines of each further panel."""
     curves = {
         quantity: _extract_metric_points(rows, {"train": f"train_{quantity}", "validation": f"val_{quantity}"})
@@ -100,7 +102,9 @@ def extract_curves(rows: list[MetricsRow], panels: Mapping[str, CurvePanel] | No
     }
     if any("knn_accuracy" in row for row in rows):
         curves["accuracy"] |= _extract_metric_points(rows, {"k-nearest neighbours": "knn_accuracy"})
-    further = {name: _extract_metric_points(rows, panel.metric_by_label) for name, panel in (panels or {}).items()}
+    further = {
+        name: _extract_metric_points(rows, panel.metric_by_label) for name, panel in (extra_panels or {}).items()
+    }
     return curves | {name: lines for name, lines in further.items() if any(lines.values())}
 
 

@@ -17,7 +17,7 @@ from vitascope.inference.open_model import open_model
 from vitascope.model.positions import make_sinusoidal_table
 from vitascope.model.scaled_dot_product import causal_mask, to_additive_mask
 from vitascope.run.directory import Run
-from vitascope.run.images import sample_val_or_train_images
+from vitascope.run.images import try_to_sample_run_images
 
 BLOCKED_SCORE = -10_000.0  # sheet C's number for "not allowed"; in the model it is -inf
 
@@ -90,7 +90,7 @@ def draw_sample_attention_map(run: Run) -> AttentionMapFigure:
     """Draw for sheet A one image, the last block's attention map as a matrix, and the class token's row over the
     image."""
     model = open_model(run)
-    samples = sample_val_or_train_images(run, model.info, 1)
+    samples = try_to_sample_run_images(run, model.info, 1)
     if samples is None:
         raise UserError(f"The images of {run.path} cannot be found.")
     stored_images, class_name = samples[0].images, model.classes[int(samples[0].labels[0])]

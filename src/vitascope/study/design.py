@@ -53,7 +53,7 @@ class Design:
         return [*self.values_by_setting, *self.ranges_by_setting]
 
     @property
-    def unit(self) -> str:
+    def queued_item_name(self) -> str:
         """The name of a queued item: a combination with all its seeds for a search, a single run for a grid."""
         return "combination" if self.num_search_trials else "run"
 
@@ -67,11 +67,11 @@ class Design:
     @property
     def score_name(self) -> str:
         """The name of the compared accuracy: validation or test; of a linear probe if trained without labels."""
-        probed = "" if LABELLED_OBJECTIVE in self.objectives else "linear probe "
+        probed = "" if LABELLED_OBJECTIVE in self.objective_names else "linear probe "
         return f"{'test' if self.eval_split == 'test' else 'validation'} {probed}accuracy"
 
     @property
-    def objectives(self) -> set[str]:
+    def objective_names(self) -> set[str]:
         """The training objectives."""
         return set(
             self.values_by_setting.get("train.objective")

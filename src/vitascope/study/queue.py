@@ -101,7 +101,7 @@ class TrialQueue:
         """Claim the waiting trials of a grid that match, one after the other."""
         running = self.optuna.trial.TrialState.RUNNING
         for waiting in self.trials:
-            if waiting.state.name == "WAITING" and is_match(_get_attributes(waiting)):
+            if waiting.state.name == "WAITING" and is_match(_get_trial_attributes(waiting)):
                 with suppress(self.optuna.exceptions.UpdateFinishedTrialError):
                     if self.optuna_study._storage.set_trial_state_values(waiting._trial_id, state=running):
                         yield self._claim_and_make_study_trial(
@@ -128,7 +128,7 @@ class TrialQueue:
 
     def find_finished_results_by_seed(self, settings: Settings) -> dict[str, RunResult]:
         """Return the results of finished trials with the same combination, by seed. A search may repeat one."""
-        finished = [_get_attributes(trial) for trial in self.trials if trial.state.name == "COMPLETE"]
+        finished = [_get_trial_attributes(trial) for trial in self.trials if trial.state.name == "COMPLETE"]
         same = [attributes for attributes in finished if attributes["cell"] == settings]
         return {seed: result for attributes in same for seed, result in attributes["results"].items()}
 
@@ -190,7 +190,7 @@ class TrialQueue:
         with self.lock:
             failed = [trial for trial in self.trials if trial.state.name == "FAIL"]
             for trial in failed:
-                self._enqueue_copy_of_trial(trial.number, _get_attributes(trial), trial.params)
+                self._enqueue_copy_of_trial(trial.number, _get_trial_attributes(trial), trial.params)
         return len(failed)
 
     def _store_or_check_identity(self, conflict_hint: str) -> None:
@@ -239,13 +239,13 @@ class TrialQueue:
     def _requeue_abandoned_trials(self) -> None:
         """Put the trials of dead workers back into the queue."""
         for trial in self.trials:
-            if trial.state.name != "RUNNING" or not _is_abandoned(_get_attributes(trial), trial.datetime_start):
+            if trial.state.name != "RUNNING" or not _is_abandoned(_get_trial_attributes(trial), trial.datetime_start):
                 continue
             with suppress(self.optuna.exceptions.UpdateFinishedTrialError):  # another worker was faster
                 self.optuna_study._storage.set_trial_state_values(
                     trial._trial_id, state=self.optuna.trial.TrialState.FAIL
                 )
-                self._enqueue_copy_of_trial(trial.number, _get_attributes(trial), trial.params)
+                self._enqueue_copy_of_trial(trial.number, _get_trial_attributes(trial), trial.params)
 
     def _enqueue_copy_of_trial(
         self, trial_number: int, attributes: TrialAttributes, suggested_params: dict[str, Any]
@@ -256,7 +256,7 @@ class TrialQueue:
         self.optuna_study.enqueue_trial(suggested_params, user_attrs=copied | {"again": trial_number})
 
 
-def _get_attributes(optuna_trial: "FrozenTrial") -> TrialAttributes:
+def _get_trial_attributes(optuna_trial: "FrozenTrial") -> TrialAttributes:
     return cast(TrialAttributes, optuna_trial.user_attrs)
 
 

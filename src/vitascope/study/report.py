@@ -58,7 +58,7 @@ def build_results_table(results: StudyResults) -> Table:
         *results.design.varied_settings,
         "seeds",
         f"{score_name} (seeds {two_seeds[0]}, {two_seeds[1]})" if two_seeds else score_name,
-        f"difference from the {results.best_label} (points)",
+        f"difference from the {results.best_or_highest_mean_label} (points)",
         "verdict",
         "training accuracy",
         "parameters",
@@ -75,7 +75,7 @@ def build_results_table(results: StudyResults) -> Table:
                 str(len(cell.results)),
                 cell.formatted_accuracy,
                 "–" if difference is None else _format_difference_in_points(difference),
-                results.best_label
+                results.best_or_highest_mean_label
                 if cell is results.best_combination
                 else ""
                 if difference is None
@@ -105,7 +105,7 @@ def format_notes(results: StudyResults) -> list[str]:
     if results.timing_note:
         lines.append(results.timing_note)
     if results.num_unfinished:
-        unfinished = format_count(results.num_unfinished, f"unfinished {results.design.unit}")
+        unfinished = format_count(results.num_unfinished, f"unfinished {results.design.queued_item_name}")
         lines.append(f"{unfinished}. Run the same command again to continue.")
     if results.num_pruned:
         lines.append(f"The search stopped {format_count(results.num_pruned, 'combination')} early.")
@@ -123,7 +123,9 @@ def _explain_intervals_and_differences(results: StudyResults) -> str:
     sentences += ["With two seeds, both values are shown, in the order of the seeds."] if 2 in seed_counts else []
     if len(results.combinations) > 1:
         paired = " and paired by seed" if max(seed_counts) > 1 else ""
-        sentences.append(f"Differences from the {results.best_label} are in percentage points (points){paired}.")
+        sentences.append(
+            f"Differences from the {results.best_or_highest_mean_label} are in percentage points (points){paired}."
+        )
         if len(results.combinations) > 2 and paired:
             corrected = "Their intervals" if has_intervals else "The verdicts"
             num_pairs = math.comb(len(results.combinations), 2)
@@ -184,7 +186,9 @@ def draw_study_curves(results: StudyResults, labels_by_combination: dict[str, st
     if len(shown) < len(results.combinations):
         caption += f" The best {MAX_CURVES} of {len(results.combinations)} combinations are shown."
     units = METRIC_UNITS | ({"accuracy": "linear probe accuracy in %"} if results.uses_linear_probe else {})
-    units["loss"] = "\nor ".join(load_objective(objective).loss_name for objective in sorted(results.design.objectives))
+    units["loss"] = "\nor ".join(
+        load_objective(objective).loss_name for objective in sorted(results.design.objective_names)
+    )
     curves = {(labels_by_combination or {}).get(cell.name, cell.name): _collect_curves_by_name(cell) for cell in shown}
     return draw_seed_curve_bands(curves, caption, units)
 

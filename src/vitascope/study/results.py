@@ -128,7 +128,7 @@ class StudyResults:
         return [cell for cell, difference in compared if difference is None or difference.verdict != "worse"]
 
     @property
-    def best_label(self) -> str:
+    def best_or_highest_mean_label(self) -> str:
         """What `best_combination` is called: "best" only if another combination is significantly worse."""
         if len(self.combinations_tied_with_best) < len(self.combinations) - 1:
             return "best"
@@ -145,7 +145,7 @@ class StudyResults:
             return f"Not finished. Best so far: {best}."
         num_seeds = len(self.best_combination.results)
         best = (
-            f"{self.best_label.capitalize()}: {self.best_combination.name} with "
+            f"{self.best_or_highest_mean_label.capitalize()}: {self.best_combination.name} with "
             f"{self.best_combination.describe_accuracy_and_seeds()}."
         )
         if len(self.combinations) == 1:
@@ -168,7 +168,7 @@ class StudyResults:
     @property
     def uses_linear_probe(self) -> bool:
         """Whether all runs are trained without labels, so that a linear probe measures their accuracy."""
-        return self.design.objectives.isdisjoint({LABELLED_OBJECTIVE})
+        return self.design.objective_names.isdisjoint({LABELLED_OBJECTIVE})
 
     @property
     def max_epochs(self) -> int:

@@ -58,7 +58,7 @@ def open_or_create_study(storage_url: str, study_name: str, num_attempts: int = 
         ) from error
     except Exception as error:  # of the driver or of the database
         if num_attempts == 1:
-            reason = shorten_error_message(_find_root_error(error))
+            reason = shorten_error_message(_get_root_error(error))
             raise UserError(f"The storage {hide_password(storage_url)} cannot be reached: {reason}") from error
     time.sleep(0.5)
     return open_or_create_study(storage_url, study_name, num_attempts - 1)
@@ -103,7 +103,7 @@ def hide_password(storage_url: str) -> str:
     return re.sub(r":[^:/@]*@", ":…@", storage_url)
 
 
-def _find_root_error(error: BaseException) -> BaseException:
+def _get_root_error(error: BaseException) -> BaseException:
     """Return the original error of the database, which libraries wrap."""
     while cause := error.__cause__ or error.__context__:
         error = cause

@@ -109,11 +109,11 @@ def _take_other_trials_for_batch(
     recipe = queue.design.build_recipe(trial.settings, trial.seeds[0])
     max_runs = choose_max_batched_runs(recipe) if max_runs_per_batch is None else max_runs_per_batch
     return queue.take_matching_unstarted_trials(
-        max_runs - 1, lambda settings, seed: _can_batch(recipe, queue.design.build_recipe(settings, seed))
+        max_runs - 1, lambda settings, seed: _can_train_in_one_batch(recipe, queue.design.build_recipe(settings, seed))
     )
 
 
-def _can_batch(recipe: Recipe, other_recipe: Recipe) -> bool:
+def _can_train_in_one_batch(recipe: Recipe, other_recipe: Recipe) -> bool:
     try:
         check_batchable([recipe, other_recipe])
     except UserError:

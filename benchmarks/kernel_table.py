@@ -29,7 +29,7 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.run.files import write_json
 from vitascope.training.hardware import choose_precision
-from vitascope.training.initial_weights import STAGE_PREFIX, make_first_stage_recipe
+from vitascope.training.initial_weights import STAGE_PREFIX, read_first_stage_recipe
 from vitascope.training.prepare import make_training_workload
 
 UNLIMITED_IMAGES = 10**9  # no recipe's batch is larger than its data
@@ -39,7 +39,7 @@ def find_model_config(recipe: Recipe) -> ModelConfig:
     """Return the model of the recipe or of its earlier stage; a recipe with pretrained weights is an error."""
     if recipe.weights and not recipe.weights.startswith(STAGE_PREFIX):
         raise UserError(f"{recipe.name} takes its model from {recipe.weights}. Choose recipes that define their model.")
-    return make_first_stage_recipe(recipe).model if recipe.weights and recipe.model == ModelConfig() else recipe.model
+    return read_first_stage_recipe(recipe).model if recipe.weights and recipe.model == ModelConfig() else recipe.model
 
 
 def list_kernel_uses(recipe: Recipe, model: VisionTransformer) -> Iterator[tuple[VisionTransformer, KernelWorkload]]:

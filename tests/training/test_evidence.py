@@ -15,7 +15,7 @@ from vitascope.data.image_ops import crop_and_resize
 from vitascope.data.sampling import draw_epoch_augmentation_parameters
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.listing import summarize_run
-from vitascope.training.initial_weights import make_first_stage_recipe
+from vitascope.training.initial_weights import read_first_stage_recipe
 from vitascope.training.objectives.feature_metrics import (
     PROBE_WEIGHT_DECAY,
     compute_feature_spread,
@@ -199,7 +199,7 @@ def stopped_by_hand(*_) -> None:
 
 
 def test_a_stage_holds_the_same_images_back_and_has_no_stage_of_its_own(tmp_path) -> None:
-    stage = make_first_stage_recipe(
+    stage = read_first_stage_recipe(
         read_recipe(
             "cifar10-ssl", ["data.validation=0.3", "train.seed=9", "data.memory=2", "data.fingerprint=contents"]
         )
@@ -209,9 +209,9 @@ def test_a_stage_holds_the_same_images_back_and_has_no_stage_of_its_own(tmp_path
     third = tmp_path / "third.yaml"
     third.write_text("weights: recipe:cifar10-ssl\n")
     with pytest.raises(UserError, match="At most two stages are supported"):
-        make_first_stage_recipe(read_recipe(str(third)))
+        read_first_stage_recipe(read_recipe(str(third)))
     with pytest.raises(UserError, match="There is no recipe 'nothing'"):
-        make_first_stage_recipe(read_recipe("cifar10", ["weights=recipe:nothing"]))
+        read_first_stage_recipe(read_recipe("cifar10", ["weights=recipe:nothing"]))
 
 
 def test_a_crop_is_a_rectangle_of_the_image_enlarged() -> None:

@@ -100,7 +100,7 @@ def draw_and_save_augmentation_preview(
     preprocessing = replace(data.preprocessing, size=(height, width))
     samples = data.train.select_evenly(NUM_IMAGES)
     recipe = replace(recipe, data=replace(config, augment=policy))
-    versions, titles = objective.make_preview_versions(samples, preprocessing, recipe, seed)
+    versions, titles = objective.augment_preview_images(samples, preprocessing, recipe, seed)
     columns = [preprocessing.denormalize(images) for images in (preprocessing(samples.images), *versions)]
     rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(len(samples))]
     class_names = [data.classes[label] for label in samples.labels.tolist()]

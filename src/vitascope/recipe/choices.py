@@ -53,4 +53,4 @@ def complete_augmentation_for_objective(
         return resolve_augmentation(requested, dataset_name, num_channels)
     objective = load_objective(objective_name)
     objective.check_augmentation(requested)
-    return resolve_augmentation(requested, dataset_name, num_channels, objective.adapt_augmentation)
+    return resolve_augmentation(requested, dataset_name, num_channels, objective.make_default_augmentation)

@@ -29,7 +29,7 @@ from vitascope.weights.pretrained import MODEL_PREFIXES, read_pretrained_model
 
 def load_and_adapt_pretrained_weights(recipe: Recipe, class_names: list[str] | None = None) -> AdaptedModel:
     """Load the pretrained weights and adapt them to the recipe. `class_names`: of the data; None if it has none."""
-    pretrained = read_pretrained_model(resolve_local_model_ref(recipe.weights or ""), img_size=recipe.model.img_size)
+    pretrained = read_pretrained_model(make_model_ref_absolute(recipe.weights or ""), img_size=recipe.model.img_size)
     # These settings come from the recipe, all others from the weights.
     settings = {name: getattr(recipe.model, name) for name in (*ADAPTABLE_SETTINGS, *SETTINGS_WITHOUT_WEIGHTS)}
     # A linear probe was fitted with labels that this run may not use.
@@ -42,7 +42,7 @@ def load_and_adapt_pretrained_weights(recipe: Recipe, class_names: list[str] | N
     return replace(adapted, report=replace(adapted.report, notes=[*adapted.report.notes, note]))
 
 
-def make_validation_leakage_warning(recipe: Recipe) -> str | None:
+def find_validation_leakage_warning(recipe: Recipe) -> str | None:
     """Return a warning if the weights come from a run on the same data with other validation images."""
     path = Path(recipe.weights or "")
     if recipe.data.validation == 0 or not is_run_folder(path):
@@ -58,7 +58,7 @@ def make_validation_leakage_warning(recipe: Recipe) -> str | None:
     )
 
 
-def resolve_local_model_ref(model_ref: str) -> str:
+def make_model_ref_absolute(model_ref: str) -> str:
     """Make the path absolute. The folder of a recipe is replaced by its newest run."""
     path = Path(model_ref).expanduser()
     if model_ref.startswith(MODEL_PREFIXES) or not path.exists():
@@ -130,16 +130,16 @@ def _format_size_change(*sizes: list[int]) -> str:
 STAGE_PREFIX = "recipe:"
 
 
-def make_first_stage_recipe(recipe: Recipe) -> Recipe:
+def read_first_stage_recipe(later_recipe: Recipe) -> Recipe:
     """Return the recipe of the first stage (weights=recipe:NAME).
 
     It uses all training images that are not held out, without data.fraction."""
-    first = read_recipe((recipe.weights or "").removeprefix(STAGE_PREFIX))
+    first = read_recipe((later_recipe.weights or "").removeprefix(STAGE_PREFIX))
     if first.weights and first.weights.startswith(STAGE_PREFIX):
         raise UserError(
-            f"weights={recipe.weights}: that recipe has an earlier stage itself. At most two stages are supported."
+            f"weights={later_recipe.weights}: that recipe has an earlier stage itself. At most two stages are supported."
         )
-    later = recipe.data
+    later = later_recipe.data
     data = replace(
         first.data,
         name=later.name,
@@ -150,7 +150,7 @@ def make_first_stage_recipe(recipe: Recipe) -> Recipe:
         memory=later.memory,
         fingerprint=later.fingerprint,
     )
-    train = replace(first.train, seed=recipe.train.seed, device=recipe.train.device)
+    train = replace(first.train, seed=later_recipe.train.seed, device=later_recipe.train.device)
     return replace(first, data=data, train=train)
 
 

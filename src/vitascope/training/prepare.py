@@ -21,11 +21,11 @@ from vitascope.recipe.choices import complete_augmentation_for_objective, load_o
 from vitascope.recipe.schema import Recipe
 from vitascope.training.hardware import Hardware, choose_hardware_and_set_threads
 from vitascope.training.initial_weights import (
+    find_validation_leakage_warning,
     fold_whitening_into_patch_embedding,
     format_adaptation_report,
     load_and_adapt_pretrained_weights,
-    make_validation_leakage_warning,
-    resolve_local_model_ref,
+    make_model_ref_absolute,
 )
 from vitascope.training.messages import (
     describe_default_augmentation,
@@ -62,15 +62,15 @@ def complete_recipe_and_load_data_and_weights(recipe: Recipe, console: Console) 
     data = open_data_and_print_notes(recipe, console)
     recipe = complete_recipe_from_data_and_print_changes(recipe, data, console)
     if recipe.train.distill:
-        recipe = replace(recipe, train=replace(recipe.train, distill=resolve_local_model_ref(recipe.train.distill)))
+        recipe = replace(recipe, train=replace(recipe.train, distill=make_model_ref_absolute(recipe.train.distill)))
     if not recipe.weights:
         return PreparedRun(recipe, data, None)
     adapted = load_and_adapt_pretrained_weights(recipe, get_class_names(data))
     _print_model_changes(recipe.model, adapted.info.model, console)
-    recipe = replace(recipe, model=adapted.info.model, weights=resolve_local_model_ref(recipe.weights))
+    recipe = replace(recipe, model=adapted.info.model, weights=make_model_ref_absolute(recipe.weights))
     data = replace(data, preprocessing=adapted.info.preparation)  # the normalisation that the weights were trained with
     console.print(format_adaptation_report(adapted.report), highlight=False, soft_wrap=True)
-    if warning := make_validation_leakage_warning(recipe):
+    if warning := find_validation_leakage_warning(recipe):
         console.print(warning, highlight=False, soft_wrap=True)
     return PreparedRun(recipe, data, adapted)
 

@@ -126,7 +126,7 @@ def _compute_lr_at_step(step: int) -> float:
 def _train_at_rising_lr_yielding_losses(state: TrainState) -> Iterator[float]:
     """Yield the loss of each step while the rate grows."""
     loader, step = Loader(state), 0
-    phase = state.objective.get_phase(state.recipe.train.epochs - 1)  # whole images
+    phase = state.objective.get_phase_of_epoch(state.recipe.train.epochs - 1)  # whole images
     try:
         for epoch in count():
             plan = loader.get_plan_and_start_next(epoch)

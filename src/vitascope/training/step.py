@@ -65,9 +65,9 @@ def train_step(
         }
         state.scaler.scale(next(iter(metrics.values()))).backward()
         metric_sums.add_and_record_nonfinite_step({name: value.detach() for name, value in metrics.items()}, step)
-    objective.adjust_gradients(schedule)
+    objective.adjust_gradients_before_update(schedule)
     clip_gradients_and_update_weights_and_ema(state, schedule)
-    objective.update_teacher(schedule)
+    objective.update_teacher_after_step(schedule)
 
 
 def clip_gradients_and_update_weights_and_ema(state: TrainState, schedule: ScheduleValues) -> None:

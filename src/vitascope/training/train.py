@@ -33,7 +33,7 @@ from vitascope.run.metrics import (
     truncate_metrics_file_after_epoch,
 )
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, Hardware
-from vitascope.training.initial_weights import STAGE_PREFIX, load_and_adapt_pretrained_weights, make_first_stage_recipe
+from vitascope.training.initial_weights import STAGE_PREFIX, load_and_adapt_pretrained_weights, read_first_stage_recipe
 from vitascope.training.loop import ALARMS_FILE, EpochRecord, train_and_checkpoint_remaining_epochs
 from vitascope.training.messages import (
     describe_teacher,
@@ -110,7 +110,7 @@ def _train_resume_or_reuse_first_stage(recipe: Recipe, runs_folder: Path, consol
     """Return the run of the first stage (weights=recipe:NAME) on the same data and seed.
 
     A finished run is reused, an interrupted run is resumed."""
-    first = make_first_stage_recipe(recipe)
+    first = read_first_stage_recipe(recipe)
     console.print(f"First stage: {first.name}", highlight=False)
     complete_first, data, _ = complete_recipe_and_load_data_and_weights(first, make_console(quiet=True))
     for recipe_path in sorted((runs_folder / first.name).glob("*/recipe.yaml"), reverse=True):

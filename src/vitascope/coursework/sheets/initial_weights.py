@@ -11,7 +11,7 @@ from vitascope.coursework.sheets.report import SheetReport
 from vitascope.errors import UserError
 from vitascope.recipe.schema import format_value_for_command_line
 from vitascope.study.results import CombinationResults
-from vitascope.training.initial_weights import resolve_local_model_ref
+from vitascope.training.initial_weights import make_model_ref_absolute
 from vitascope.weights.pretrained import MODEL_PREFIXES, PretrainedModel, read_pretrained_model
 
 DEFAULT_WEIGHTS = "timm:deit_tiny_patch16_224.fb_in1k"
@@ -49,7 +49,7 @@ def try_to_open_weights(experiments: SheetExperiments) -> PretrainedModel | User
     if experiments.weights_ref is not None and "," in experiments.weights_ref:
         raise UserError(f"--weights {experiments.weights_ref}: the name must not contain a comma. Rename the file.")
     try:
-        return read_pretrained_model(resolve_local_model_ref(experiments.weights_ref or DEFAULT_WEIGHTS), img_size=224)
+        return read_pretrained_model(make_model_ref_absolute(experiments.weights_ref or DEFAULT_WEIGHTS), img_size=224)
     except UserError as error:
         if experiments.weights_ref is not None:
             raise
@@ -70,7 +70,7 @@ def run_or_skip_initialization_comparison(
                 f"{experiments.format_study_title(study_name)}: skipped, because the pretrained weights are missing."
             )
         return
-    weights_path = resolve_local_model_ref(experiments.weights_ref or DEFAULT_WEIGHTS)
+    weights_path = make_model_ref_absolute(experiments.weights_ref or DEFAULT_WEIGHTS)
     config = pretrained.info.model
     names = [field.name for field in fields(config) if field.name not in EXCLUDED_MODEL_FIELDS]
     model_overrides = [f"model.{name}={format_value_for_command_line(getattr(config, name))}" for name in names]

@@ -50,7 +50,7 @@ class CudaGraphEngine:
         self._copy_plan_into_graph_tensors(plan)
         if not self.graphs:
             self._capture_all_phases_and_restore_state(epoch, plan)
-        self.phase = self.state.objective.get_phase(epoch)
+        self.phase = self.state.objective.get_phase_of_epoch(epoch)
         self.loader.start_prefetching(plan.image_order)  # not before: allocating memory would disturb the capture
         self.step_in_epoch.zero_()
         self.step_in_run.fill_(self.state.step)
@@ -86,7 +86,9 @@ class CudaGraphEngine:
         if self.loader.prefetcher is not None:
             self.image_buffer.copy_(self.loader.prefetcher.fetch(plan.image_order[0]))
         remaining_epochs = range(epoch, self.state.recipe.train.epochs)
-        for phase in sorted({self.state.objective.get_phase(later) for later in remaining_epochs}, reverse=True):
+        for phase in sorted(
+            {self.state.objective.get_phase_of_epoch(later) for later in remaining_epochs}, reverse=True
+        ):
             self.phase = phase
             self.step_in_epoch.zero_()
             self.step_in_run.zero_()
@@ -132,7 +134,7 @@ class EagerEngine:
     def start_epoch(self, epoch: int) -> None:
         plan = self.loader.get_plan_and_start_next(epoch)
         self.loader.start_prefetching(plan.image_order)
-        self.plan, self.phase = plan.to(self.state.hardware.device), self.state.objective.get_phase(epoch)
+        self.plan, self.phase = plan.to(self.state.hardware.device), self.state.objective.get_phase_of_epoch(epoch)
         self.step_in_epoch = 0
         self.metric_sums.reset()
 

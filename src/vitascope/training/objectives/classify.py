@@ -80,7 +80,7 @@ class Classify(Objective):
         kept_flops = count_forward_flops_per_image(recipe.model, train.count_kept_patches(recipe.model.num_patches))
         return 1 - train.num_patch_dropout_epochs / train.epochs * (1 - kept_flops / flops)
 
-    def get_phase(self, epoch: int) -> int:
+    def get_phase_of_epoch(self, epoch: int) -> int:
         """train.patch_share: 0 while only some patches are used, then 1."""
         num_epochs = self.state.recipe.train.num_patch_dropout_epochs
         return int(epoch >= num_epochs) if num_epochs else 0

@@ -152,15 +152,17 @@ class Dino(SelfSupervised):
             raise make_alternating_flip_error("DINO draws a new crop each time")
 
     @classmethod
-    def adapt_augmentation(cls, policy: AugmentConfig, num_channels: int) -> AugmentConfig:
+    def make_default_augmentation(cls, dataset_policy: AugmentConfig, num_channels: int) -> AugmentConfig:
         """Photos get colour jitter (Caron et al. 2021) without blur, which removes too much of 32 pixels."""
-        policy = super().adapt_augmentation(policy, num_channels)
+        dataset_policy = super().make_default_augmentation(dataset_policy, num_channels)
         if num_channels != 3:
-            return policy
-        return replace(policy, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2, solarize=0.2)
+            return dataset_policy
+        return replace(
+            dataset_policy, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2, solarize=0.2
+        )
 
     @classmethod
-    def compute_schedule_values(cls, step: int, num_steps: int, recipe: Recipe) -> dict[str, float]:
+    def compute_own_schedule_values(cls, step: int, num_steps: int, recipe: Recipe) -> dict[str, float]:
         dino: DinoConfig = recipe.objective_config
         done = step / max(1, num_steps)
         warm = min(1.0, done / dino.teacher_warmup) if dino.teacher_warmup else 1.0
@@ -184,7 +186,7 @@ class Dino(SelfSupervised):
         return flops / count_forward_flops_per_image(model)
 
     @classmethod
-    def make_preview_versions(
+    def augment_preview_images(
         cls, samples: Dataset, preprocessing: Preprocessing, recipe: Recipe, seed: int
     ) -> TitledVersions:
         """Return the two global crops, which the teacher gets too, and the local crops."""
@@ -216,7 +218,7 @@ class Dino(SelfSupervised):
         return *crops, *(draw for name, draw in draws.items() if name.endswith("/depth"))
 
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
-        """Return loss and metrics, and add the teacher's mean output to `heads.seen`, for `update_teacher`."""
+        """Return loss and metrics, and add the teacher's mean output to `heads.seen`, for `update_teacher_after_step`."""
         crops, depth_noise = batch[: len(self.view_policies)], batch[len(self.view_policies) :]
         global_crops, local_crops = torch.cat(crops[:NUM_GLOBAL_CROPS]), _concat_or_none(crops[NUM_GLOBAL_CROPS:])
         global_noise = _concat_or_none(depth_noise[:NUM_GLOBAL_CROPS])
@@ -233,14 +235,14 @@ class Dino(SelfSupervised):
         values = (losses.loss, losses.teacher_entropy, losses.divergence, losses.prototypes_used)
         return dict(zip(self.metric_names, values, strict=True))
 
-    def adjust_gradients(self, schedule: ScheduleValues) -> None:
+    def adjust_gradients_before_update(self, schedule: ScheduleValues) -> None:
         """Keep the prototypes fixed during dino.freeze_last."""
         gradient = self.heads.student.prototypes.grad
         if gradient is not None:
             gradient.mul_(schedule["last_layer_grad_factor"])
 
     @torch.no_grad()
-    def update_teacher(self, schedule: ScheduleValues) -> None:
+    def update_teacher_after_step(self, schedule: ScheduleValues) -> None:
         """Update the teacher's head and the centre of its logits."""
         self.averaged_head.update_parameters(self.heads.student, schedule["ema_decay"])
         self.heads.centre.lerp_(self.heads.seen, 1 - self.config.center_momentum)

@@ -75,12 +75,12 @@ class Objective:
         """Reject augmentation that the user requests and that does not work with this objective."""
 
     @classmethod
-    def adapt_augmentation(cls, policy: AugmentConfig, num_channels: int) -> AugmentConfig:
+    def make_default_augmentation(cls, dataset_policy: AugmentConfig, num_channels: int) -> AugmentConfig:
         """Return the default augmentation, given the data set's policy."""
-        return policy
+        return dataset_policy
 
     @classmethod
-    def compute_schedule_values(cls, step: int, num_steps: int, recipe: Recipe) -> dict[str, float]:
+    def compute_own_schedule_values(cls, step: int, num_steps: int, recipe: Recipe) -> dict[str, float]:
         """Return schedule values of a step that are added to those of all objectives, or replace them."""
         return {}
 
@@ -90,7 +90,7 @@ class Objective:
         return 1.0
 
     @classmethod
-    def make_preview_versions(
+    def augment_preview_images(
         cls, samples: Dataset, preprocessing: Preprocessing, recipe: Recipe, seed: int
     ) -> TitledVersions:
         """Return augmented versions of a few images for `vitascope data preview`."""
@@ -102,7 +102,7 @@ class Objective:
         ]
         return TitledVersions(versions, [f"version {step + 1}" for step in range(NUM_PREVIEW_VERSIONS)])
 
-    def get_phase(self, epoch: int) -> int:
+    def get_phase_of_epoch(self, epoch: int) -> int:
         """Return the phase of an epoch. Both count from 0. Each phase has its own training step."""
         return 0
 
@@ -136,14 +136,14 @@ class Objective:
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
         """Return the training loss and the metrics to log (`metric_names`), each averaged over the batch.
 
-        It is called once per training step and part of the batch. It may collect statistics that `update_teacher`
+        It is called once per training step and part of the batch. It may collect statistics that `update_teacher_after_step`
         uses, such as the mean of DINO's teacher."""
         raise NotImplementedError
 
-    def adjust_gradients(self, schedule: ScheduleValues) -> None:
+    def adjust_gradients_before_update(self, schedule: ScheduleValues) -> None:
         """Change the gradients before the optimizer step."""
 
-    def update_teacher(self, schedule: ScheduleValues) -> None:
+    def update_teacher_after_step(self, schedule: ScheduleValues) -> None:
         """Update state that follows the weights, after the optimizer step and the EMA update."""
 
     def validate(self, epoch: int) -> dict[str, float]:

@@ -63,11 +63,11 @@ class SelfSupervised(Objective):
             )
 
     @classmethod
-    def adapt_augmentation(cls, policy: AugmentConfig, num_channels: int) -> AugmentConfig:
+    def make_default_augmentation(cls, dataset_policy: AugmentConfig, num_channels: int) -> AugmentConfig:
         """Return the policy without mixing and erasing; for photos also without shifts and changes of colour."""
-        policy = replace(policy, mixup=0.0, cutmix=0.0, erase=0.0, randaugment=0)
+        dataset_policy = replace(dataset_policy, mixup=0.0, cutmix=0.0, erase=0.0, randaugment=0)
         photo_settings = {"shift": 0, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0}
-        return replace(policy, **photo_settings) if num_channels == 3 else policy
+        return replace(dataset_policy, **photo_settings) if num_channels == 3 else dataset_policy
 
     def validate(self, epoch: int) -> dict[str, float]:
         return self.feature_evaluator.evaluate_features_and_set_probe_heads(epoch)
@@ -146,10 +146,10 @@ class MaskedImageModelling(SelfSupervised):
             )
 
     @classmethod
-    def adapt_augmentation(cls, policy: AugmentConfig, num_channels: int) -> AugmentConfig:
+    def make_default_augmentation(cls, dataset_policy: AugmentConfig, num_channels: int) -> AugmentConfig:
         """Photos get only crops and flips (He et al. 2022, appendix A.1; Xie et al. 2022, section 4.1)."""
-        policy = super().adapt_augmentation(policy, num_channels)
-        return replace(policy, crop_scale=CROP_SCALE) if num_channels == 3 else policy
+        dataset_policy = super().make_default_augmentation(dataset_policy, num_channels)
+        return replace(dataset_policy, crop_scale=CROP_SCALE) if num_channels == 3 else dataset_policy
 
     def draw_random_numbers_of_epoch(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
         draws = super().draw_random_numbers_of_epoch(num_steps, batch_size, epoch)

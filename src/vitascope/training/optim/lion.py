@@ -9,7 +9,7 @@ rate 3 to 10 times smaller than AdamW's and a larger decay. The paper's betas ar
 import torch
 
 from vitascope.recipe.train import TrainConfig
-from vitascope.training.optim.optimizer import MakeGroups, NamedParams, Optimizer, ParamGroup, make_no_settings
+from vitascope.training.optim.optimizer import MakeGroups, NamedParams, Optimizer, ParamGroup, make_empty_group_settings
 
 
 class Lion(Optimizer):
@@ -22,7 +22,7 @@ class Lion(Optimizer):
 
     @classmethod
     def build(cls, named_params: NamedParams, config: TrainConfig, make_groups: MakeGroups) -> list[Optimizer]:
-        return [cls(make_groups(named_params, make_no_settings), config.lr, config.betas)]
+        return [cls(make_groups(named_params, make_empty_group_settings), config.lr, config.betas)]
 
     @torch.no_grad()
     def step(self) -> None:

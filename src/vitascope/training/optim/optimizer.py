@@ -43,7 +43,7 @@ def is_block_matrix(param_name: str, weight: nn.Parameter) -> bool:
     return ".blocks." in f".{param_name}" and weight.ndim == 2
 
 
-def make_no_settings(_param_name: str) -> dict[str, Any]:
+def make_empty_group_settings(_param_name: str) -> dict[str, Any]:
     """Return no further settings, for `MakeGroups`."""
     return {}
 

@@ -65,7 +65,7 @@ def compute_schedule_values(step: int, num_steps: int, recipe: Recipe) -> dict[s
     values = {"lr_factor": compute_lr_factor(step, num_steps, train), "ema_decay": compute_ema_decay(step, train.ema)}
     if train.final_weight_decay is not None:
         values["weight_decay"] = interpolate_cosine(train.weight_decay, train.final_weight_decay, done)
-    return values | load_objective(train.objective).compute_schedule_values(step, num_steps, recipe)
+    return values | load_objective(train.objective).compute_own_schedule_values(step, num_steps, recipe)
 
 
 def interpolate_cosine(start: float, end: float, progress: float) -> float:

@@ -16,7 +16,7 @@ from vitascope.training.optim.optimizer import (
     NamedParams,
     Optimizer,
     ParamGroup,
-    make_no_settings,
+    make_empty_group_settings,
     split_block_matrices,
 )
 
@@ -38,7 +38,7 @@ class Soap(Optimizer):
     def build(cls, named_params: NamedParams, config: TrainConfig, make_groups: MakeGroups) -> list[Optimizer]:
         """SOAP for the matrices of the blocks, AdamW for the rest."""
         matrices, rest = split_block_matrices(named_params)
-        soap = [cls(make_groups(matrices, make_no_settings), config.lr, config.betas)] if matrices else []
+        soap = [cls(make_groups(matrices, make_empty_group_settings), config.lr, config.betas)] if matrices else []
         return [*AdamW.build(rest, config, make_groups), *soap]
 
     @torch.no_grad()

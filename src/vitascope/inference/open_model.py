@@ -29,7 +29,7 @@ from vitascope.weights.files import (
 )
 from vitascope.weights.folders import (
     build_timm_from_config,
-    find_weights_file,
+    get_weights_file,
     load_weights_into_timm_model,
     read_config_json_or_empty,
 )
@@ -205,7 +205,7 @@ def read_pretrained_model_or_timm_network(model_ref: str) -> PretrainedModel | T
 
 
 def _read_timm_folder(folder: Path, config_json: JsonObject, why_not_converted: str) -> TimmNetwork:
-    tensors = read_float32_weights_and_extra_names(find_weights_file(folder)).tensors
+    tensors = read_float32_weights_and_extra_names(get_weights_file(folder)).tensors
     timm_model = load_weights_into_timm_model(build_timm_from_config(config_json, folder), tensors, str(folder))
     return make_timm_network_in_eval_mode(timm_model, config_json.get("label_names"), why_not_converted)
 

@@ -83,14 +83,14 @@ def adapt(
     _check_settings_adaptable(settings)
     if not isinstance(weights, PretrainedModel):
         weights = read_pretrained_model(fspath(weights), num_heads=settings.pop("num_heads", None), img_size=img_size)
-    count = _resolve_num_classes(classes, num_classes)
+    count = _check_and_choose_num_classes(classes, num_classes)
     new: ModelSettings = {"img_size": img_size, "patch_size": patch_size, "in_chans": in_chans, "num_classes": count}
     report = make_planned_or_refused_report(weights, **new)
     if report.refused:
         raise UserError(report.refused)
     old_config = weights.info.model
     config = replace(old_config, **{name: value for name, value in new.items() if value is not None}, **settings)
-    preprocessing = _adapt_preprocessing(weights.info.preparation, config)
+    preprocessing = _make_adapted_preprocessing(weights.info.preparation, config)
     tensors, changes = _resample_weights_and_list_changes(weights, config, preprocessing)
     dropped, notes, reordered = keep_reorder_or_drop_classifier_in_place(
         tensors, weights, config.num_classes, classes, keep_classifier=keep_classifier
@@ -102,7 +102,7 @@ def adapt(
     report = _add_changes_to_report(report, tensors, [*changes, *reordered], new_names)
     if dropped:  # the class names belong to the old classifier
         report = replace(report, assumed=[text for text in report.assumed if text != IMAGENET_CLASSES])
-    return AdaptedModel(_adapt_model_info(weights, config, preprocessing, classes), tensors, report)
+    return AdaptedModel(_make_adapted_model_info(weights, config, preprocessing, classes), tensors, report)
 
 
 def _resample_weights_and_list_changes(
@@ -111,7 +111,7 @@ def _resample_weights_and_list_changes(
     """Return the weights for the sizes of `config`, and the changed tensors."""
     tensors, changes = dict(pretrained.weights), []
     _resample_patch_embedding_in_place(tensors, pretrained.info.model, config, changes)
-    _adapt_input_channels_in_place(tensors, config, pretrained.info.preparation, preprocessing, changes)
+    _convert_input_channels_in_place(tensors, config, pretrained.info.preparation, preprocessing, changes)
     _resample_positions_in_place(tensors, pretrained.info.model, config, changes)
     return tensors, changes
 
@@ -123,7 +123,7 @@ def _add_changes_to_report(
     return replace(report, resampled=changes, new=new_names, kept=num_unchanged)
 
 
-def _resolve_num_classes(class_names: list[str] | None, num_classes: int | None) -> int | None:
+def _check_and_choose_num_classes(class_names: list[str] | None, num_classes: int | None) -> int | None:
     if class_names is not None and num_classes not in (None, len(class_names)):
         raise UserError(f"num_classes={num_classes}, but {len(class_names)} classes are named. Leave num_classes out.")
     return num_classes if class_names is None else len(class_names)
@@ -151,7 +151,7 @@ def _resample_patch_embedding_in_place(
     weights[name] = resized
 
 
-def _adapt_input_channels_in_place(
+def _convert_input_channels_in_place(
     weights: StateDict,
     new_config: ModelConfig,
     old_preprocessing: Preprocessing,
@@ -207,7 +207,7 @@ def _add_missing_random_weights_in_place(weights: StateDict, config: ModelConfig
     return added_names
 
 
-def _adapt_preprocessing(preprocessing: Preprocessing, config: ModelConfig) -> Preprocessing:
+def _make_adapted_preprocessing(preprocessing: Preprocessing, config: ModelConfig) -> Preprocessing:
     """Keep the normalisation. If the number of channels changes, use its mean over the channels."""
     mean, std = (
         match_or_average_channel_values(values, config.in_chans) for values in (preprocessing.mean, preprocessing.std)
@@ -215,7 +215,7 @@ def _adapt_preprocessing(preprocessing: Preprocessing, config: ModelConfig) -> P
     return Preprocessing(config.image_shape, mean, std)
 
 
-def _adapt_model_info(
+def _make_adapted_model_info(
     pretrained: PretrainedModel, config: ModelConfig, preprocessing: Preprocessing, class_names: list[str] | None
 ) -> ModelInfo:
     old_names = pretrained.info.classes
@@ -263,7 +263,8 @@ def keep_reorder_or_drop_classifier_in_place(
         return ClassifierChange([], [note], [])
     if set(old_names) != set(class_names):
         return _drop_classifier_in_place(
-            weights, f"the weights' classes are {_list_some(old_names)}; the data's are {_list_some(class_names)}"
+            weights,
+            f"the weights' classes are {_join_first_names(old_names)}; the data's are {_join_first_names(class_names)}",
         )
     changes: list[TensorChange] = []
     if old_names != class_names:
@@ -280,5 +281,5 @@ def _drop_classifier_in_place(weights: StateDict, reason: str, verb: str = "repl
     return ClassifierChange(names, [f"head {verb}: {reason}"] if names else [], [])
 
 
-def _list_some(class_names: list[str]) -> str:
+def _join_first_names(class_names: list[str]) -> str:
     return ", ".join(class_names[:NUM_LISTED_CLASSES]) + (", …" if len(class_names) > NUM_LISTED_CLASSES else "")

@@ -27,12 +27,12 @@ CHECKPOINT_KEYS = ("model_ema", "state_dict_ema", "teacher", "model", "state_dic
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.")
 
 
-class NamedTensors(NamedTuple):
+class WeightsAndExtraNames(NamedTuple):
     tensors: StateDict  # of the model, without wrapper prefixes
     extra_names: list[str]  # tensors in the file that do not belong to the model
 
 
-def read_float32_weights_and_extra_names(path: Path) -> NamedTensors:
+def read_float32_weights_and_extra_names(path: Path) -> WeightsAndExtraNames:
     """Read the model's weights in float32."""
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
@@ -51,7 +51,7 @@ def read_float32_weights_and_extra_names(path: Path) -> NamedTensors:
     )
 
 
-def remove_prefixes_and_outer_tensors(tensors: StateDict) -> NamedTensors:
+def remove_prefixes_and_outer_tensors(tensors: StateDict) -> WeightsAndExtraNames:
     """Remove prefixes (model.backbone.blocks.0 becomes blocks.0), and tensors outside the wrapped model."""
     extra_names: list[str] = []
     while wrapper := next(
@@ -59,7 +59,7 @@ def remove_prefixes_and_outer_tensors(tensors: StateDict) -> NamedTensors:
     ):
         extra_names += [name for name in tensors if not name.startswith(wrapper)]
         tensors = {name.removeprefix(wrapper): t for name, t in tensors.items() if name.startswith(wrapper)}
-    return NamedTensors(tensors, sorted(extra_names))
+    return WeightsAndExtraNames(tensors, sorted(extra_names))
 
 
 def _read_safetensors(path: Path) -> StateDict:

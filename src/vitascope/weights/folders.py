@@ -54,7 +54,7 @@ def read_model_folder(folder: Path, weights_path: Path | None = None) -> ModelFo
     except (OSError, ValueError) as error:
         raise UserError(f"{config_path} cannot be read ({type(error).__name__}).") from error
     if read_config := _find_config_reader(config_json):
-        tensors, extra_names = read_float32_weights_and_extra_names(weights_path or find_weights_file(folder))
+        tensors, extra_names = read_float32_weights_and_extra_names(weights_path or get_weights_file(folder))
         metadata, timm_model = read_config(config_json, folder)
         return ModelFolder(tensors, metadata, extra_names, timm_model)
     raise UserError(
@@ -63,7 +63,7 @@ def read_model_folder(folder: Path, weights_path: Path | None = None) -> ModelFo
     )
 
 
-def find_weights_file(folder: Path) -> Path:
+def get_weights_file(folder: Path) -> Path:
     for name in WEIGHTS_FILE_NAMES:
         if (folder / name).is_file():
             return folder / name
@@ -202,14 +202,14 @@ def _check_and_return_timm_model_args(model_args: Any, config_path: Path, plain_
     if not isinstance(model_args, dict):
         raise UserError(f"{config_path}: model_args must map names to values.")
     for name, value in model_args.items():
-        if name in forbidden or (plain_vit_only and name not in vit_settings) or not _is_plain_value(value):
+        if name in forbidden or (plain_vit_only and name not in vit_settings) or not _is_plain_json_value(value):
             raise UserError(
                 f"{config_path}: model_args may contain only plain settings of the network; {name} is not one."
             )
     return model_args
 
 
-def _is_plain_value(value: Any) -> bool:
+def _is_plain_json_value(value: Any) -> bool:
     parts = value if isinstance(value, list) else [value]
     return all(part is None or isinstance(part, str | int | float) for part in parts)
 

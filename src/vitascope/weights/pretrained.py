@@ -84,7 +84,7 @@ def read_pretrained_model(
     if model_ref.startswith("hf:"):
         return _open_model_folder(download_hub_repository(model_ref.removeprefix("hf:")), model_ref, overrides)
     if model_ref.startswith("bundled:"):
-        return _open_model_folder(find_bundled_folder(model_ref.removeprefix("bundled:")), model_ref, overrides)
+        return _open_model_folder(get_bundled_folder(model_ref.removeprefix("bundled:")), model_ref, overrides)
     path = Path(model_ref).expanduser()
     if path.is_dir():
         return _open_model_folder(path, model_ref, overrides)
@@ -100,7 +100,7 @@ def read_pretrained_model(
     raise UserError(f"There are no weights '{model_ref}'. {ACCEPTED_WEIGHTS_HELP}")
 
 
-def find_bundled_folder(bundled_name: str) -> Path:
+def get_bundled_folder(bundled_name: str) -> Path:
     """Return the folder of a model that is part of the package."""
     names = sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/config.json"))
     if bundled_name in names:

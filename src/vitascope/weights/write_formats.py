@@ -29,11 +29,11 @@ TIMM_NORM_EPS = 1e-6
 VITASCOPE_ONLY_DEFAULTS = {"tokenizer": "patch", "attention": "plain", "merge_tokens": 0, "drop_tokens": 0}
 
 
-def convert_for_vitascope(model_info: ModelInfo, weights: StateDict) -> ModelFiles:
+def make_vitascope_files(model_info: ModelInfo, weights: StateDict) -> ModelFiles:
     return ModelFiles({"config.json": model_info.as_dict()}, weights)
 
 
-def convert_for_timm(model_info: ModelInfo, weights: StateDict) -> ModelFiles:
+def make_timm_files(model_info: ModelInfo, weights: StateDict) -> ModelFiles:
     """Make the files for `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 
     `model_args` in config.json overrides the architecture's sizes."""
@@ -67,7 +67,7 @@ def convert_for_timm(model_info: ModelInfo, weights: StateDict) -> ModelFiles:
     return ModelFiles({"config.json": config_json}, weights)
 
 
-def convert_for_transformers(model_info: ModelInfo, weights: StateDict) -> ModelFiles:
+def make_transformers_files(model_info: ModelInfo, weights: StateDict) -> ModelFiles:
     """Make the files for `ViTForImageClassification.from_pretrained(FOLDER)` and its image processor."""
     config = model_info.model
     check_transformers_support(config)
@@ -159,9 +159,9 @@ def _raise_if_unsupported(error_prefix: str, unsupported_settings_in_use: dict[s
 
 
 CONVERTERS_BY_LIBRARY: dict[str, Converter] = {
-    "vitascope": convert_for_vitascope,
-    "timm": convert_for_timm,
-    "transformers": convert_for_transformers,
+    "vitascope": make_vitascope_files,
+    "timm": make_timm_files,
+    "transformers": make_transformers_files,
 }
 
 

@@ -137,7 +137,8 @@ def read_first_stage_recipe(later_recipe: Recipe) -> Recipe:
     first = read_recipe((later_recipe.weights or "").removeprefix(STAGE_PREFIX))
     if first.weights and first.weights.startswith(STAGE_PREFIX):
         raise UserError(
-            f"weights={later_recipe.weights}: that recipe has an earlier stage itself. At most two stages are supported."
+            f"weights={later_recipe.weights}: that recipe has an earlier stage itself. "
+            "At most two stages are supported."
         )
     later = later_recipe.data
     data = replace(

@@ -218,7 +218,7 @@ class Dino(SelfSupervised):
         return *crops, *(draw for name, draw in draws.items() if name.endswith("/depth"))
 
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
-        """Return loss and metrics, and add the teacher's mean output to `heads.seen`, for `update_teacher_after_step`."""
+        """Return loss and metrics. Add the teacher's mean output to `heads.seen` (see `update_teacher_after_step`)."""
         crops, depth_noise = batch[: len(self.view_policies)], batch[len(self.view_policies) :]
         global_crops, local_crops = torch.cat(crops[:NUM_GLOBAL_CROPS]), _concat_or_none(crops[NUM_GLOBAL_CROPS:])
         global_noise = _concat_or_none(depth_noise[:NUM_GLOBAL_CROPS])

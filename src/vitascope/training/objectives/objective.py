@@ -136,8 +136,8 @@ class Objective:
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
         """Return the training loss and the metrics to log (`metric_names`), each averaged over the batch.
 
-        It is called once per training step and part of the batch. It may collect statistics that `update_teacher_after_step`
-        uses, such as the mean of DINO's teacher."""
+        It is called once per training step and part of the batch. It may collect statistics for
+        `update_teacher_after_step`, such as the mean of DINO's teacher."""
         raise NotImplementedError
 
     def adjust_gradients_before_update(self, schedule: ScheduleValues) -> None:

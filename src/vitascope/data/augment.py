@@ -123,7 +123,9 @@ def erase_rectangles(images: Images, draws: Tensor, probability: float, max_area
     return images.masked_fill(box & (draws[:, 0] < probability)[:, None, None, None], 0.0)
 
 
-def make_box_masks(top: Tensor, bottom: Tensor, left: Tensor, right: Tensor, height: int, width: int) -> Tensor:
+def make_box_masks(
+    top: Tensor, bottom: Tensor, left: Tensor, right: Tensor, height: int, width: int
+) -> Bool[Tensor, "image 1 height width"]:
     """Return masks, image × 1 × height × width: True inside each image's rectangle."""
     row = torch.arange(height, device=top.device)
     column = torch.arange(width, device=top.device)

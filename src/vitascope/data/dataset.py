@@ -90,7 +90,7 @@ class Dataset:
         """Return mean and standard deviation per channel. They are stored on disk by fingerprint."""
         return load_or_compute_statistics(self)
 
-    def count_pixel_values(self) -> Tensor:
+    def count_pixel_values(self) -> Int[Tensor, "channel value"]:
         """Count how often each of the 256 pixel values occurs, channel × value."""
         return torch.stack([count_pixel_values(images) for images in self.iterate_batches()]).sum(0)
 
@@ -189,7 +189,7 @@ class DataSource:
     has_class_names: bool = True  # False: the names are class indices
 
 
-def count_pixel_values(images: UInt8Images) -> Tensor:
+def count_pixel_values(images: UInt8Images) -> Int[Tensor, "channel value"]:
     """Count how often each of the 256 pixel values occurs, channel × value."""
     return torch.stack([torch.bincount(images[:, c].flatten(), minlength=256) for c in range(images.shape[1])])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitascope.data.config import DataConfig
@@ -93,7 +94,7 @@ def split_train_validation_indices(labels: Labels, validation_fraction: float, s
     return SplitIndices(torch.cat(train).sort().values, torch.cat(validation).sort().values)
 
 
-def draw_stratified_subset_indices(labels: Labels, fraction: float, seed: int) -> Tensor:
+def draw_stratified_subset_indices(labels: Labels, fraction: float, seed: int) -> Int[Tensor, "selected"]:
     """Return the indices of a random `fraction` of each class, at least one image per class."""
     if fraction == 1:
         return torch.arange(len(labels))
@@ -150,7 +151,7 @@ def make_preprocessing_with_train_statistics(
     return Preprocessing(image_size, tuple(mean.tolist()), tuple(std.tolist()))
 
 
-def compute_class_weights(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
+def compute_class_weights(labels: torch.Tensor, num_classes: int) -> Float[Tensor, "class"]:
     """Return one weight per class, inverse to its frequency, with mean 1 over the images."""
     counts = torch.bincount(labels, minlength=num_classes).clamp(min=1).float()
     return len(labels) / (num_classes * counts)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,7 +24,7 @@ def draw_epoch_image_indices(
     seed: int,
     epoch: int,
     sampling_probabilities: NDArray[Any] | None = None,
-) -> Tensor:
+) -> Int[Tensor, "step image"]:
     """Return the image indices of each step, step × image.
 
     With `sampling_probabilities`, images are drawn with replacement. Otherwise it is a permutation of all images,
@@ -73,7 +74,7 @@ def draw_epoch_augmentation_parameters(
 
 def draw_alternating_flips(
     order: Tensor, num_images: int, flip_probability: float, seed: int, first_pass_index: int
-) -> Tensor:
+) -> Bool[Tensor, "step image"]:
     """Return which images are flipped, step × image: at random in pass 0, then alternating from pass to pass.
 
     Two passes show every image in both orientations (Jordan 2024, arXiv 2404.00498)."""
@@ -82,7 +83,9 @@ def draw_alternating_flips(
     return first_flips[order] ^ (pass_indices % 2).bool()
 
 
-def draw_epoch_patch_noise(num_patches: int, num_steps: int, batch_size: int, seed: int, epoch: int) -> Tensor:
+def draw_epoch_patch_noise(
+    num_patches: int, num_steps: int, batch_size: int, seed: int, epoch: int
+) -> Float[Tensor, "step image patch"]:
     """Return uniform noise from 0 to 1, step × image × patch, which selects the hidden patches."""
     return torch.from_numpy(
         np.random.default_rng([seed, epoch, 2]).random((num_steps, batch_size, num_patches), dtype=np.float32)
@@ -91,7 +94,7 @@ def draw_epoch_patch_noise(num_patches: int, num_steps: int, batch_size: int, se
 
 def draw_epoch_depth_noise(
     num_branches: int, num_steps: int, batch_size: int, seed: int, epoch: int, *, view_index: int = 0
-) -> Tensor:
+) -> Float[Tensor, "step image branch"]:
     """Return uniform noise from 0 to 1, step × image × residual branch, which selects the branches that are dropped.
 
     Each `view_index` has its own draws."""

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from vitascope.data.dataset import Labels
@@ -26,7 +27,9 @@ class ClassScore:
     taken_for: str | None  # the most frequent wrong prediction for its images
 
 
-def compute_confusion_matrix(labels: Labels, predicted_labels: Labels, num_classes: int) -> Tensor:
+def compute_confusion_matrix(
+    labels: Labels, predicted_labels: Labels, num_classes: int
+) -> Int[Tensor, "true_class predicted_class"]:
     """Return class × class counts: rows are true classes, columns predicted classes."""
     return torch.bincount(labels * num_classes + predicted_labels, minlength=num_classes**2).reshape(
         num_classes, num_classes

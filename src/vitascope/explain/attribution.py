@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitascope.errors import UserError, suggest_choice
@@ -100,7 +101,7 @@ class AttributionInputs:
         weights = self.maps_and_states.pool_weights
         return _make_class_token_or_mean_weights(self.layout, self.maps[-1]) if weights is None else weights
 
-    def average_query_rows(self, token_matrix: Tensor) -> Tensor:
+    def average_query_rows(self, token_matrix: Tensor) -> Float[Tensor, "batch key"]:
         """Average the rows of the tokens that the classifier reads, with its weights: image × query × key -> × key."""
         return torch.einsum("bq,bqk->bk", self.query_weights, token_matrix)
 
@@ -132,7 +133,7 @@ def uses_sequence_pooling(model: nn.Module) -> bool:
 
 def extract_query_or_classifier_attention(
     maps: Tensor, layout: TokenLayout, query_patch: PatchPosition | None, query_weights: Tensor
-) -> Tensor:
+) -> Float[Tensor, "block head row column"]:
     """Return the attention of the query patch, or of what the classifier reads, as (block, head, row, column)."""
     if query_patch is None:
         row = torch.einsum("q,bhqk->bhk", query_weights, maps)

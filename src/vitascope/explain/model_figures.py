@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from vitascope.data.dataset import UInt8Images
@@ -79,12 +80,12 @@ def compute_head_and_block_statistics(subject: Classifier, images: Images) -> Pr
 
 def _compute_mean_per_block_and_head(
     compute_statistic: Callable[..., Tensor], maps: list[Tensor], *arguments: Any
-) -> Tensor:
+) -> Float[Tensor, "block head"]:
     """Return the mean over images of a statistic of each head: block × head."""
     return torch.stack([compute_statistic(block, *arguments).mean(0) for block in maps])
 
 
-def _compute_token_norm_median_q95_max(tokens: Tensor) -> Tensor:
+def _compute_token_norm_median_q95_max(tokens: Tensor) -> Float[Tensor, "3"]:
     """Return the median, the 95 % quantile and the maximum of the token norms."""
     token_norms = model_statistics.compute_token_norms(tokens).flatten()
     return torch.stack([token_norms.quantile(0.5), token_norms.quantile(0.95), token_norms.amax()])

@@ -36,7 +36,7 @@ def compute_attention_entropy(maps: AttentionMaps) -> Float[Tensor, "image head"
     return -torch.xlogy(maps, maps).sum(-1).mean(-1)
 
 
-def compute_position_similarity_matrix(model: nn.Module, num_patches: int) -> Tensor:
+def compute_position_similarity_matrix(model: nn.Module, num_patches: int) -> Float[Tensor, "patch patch"]:
     """Cosine similarity between the position embeddings of every two patches: patch × patch."""
     table = _find_position_embedding(model)
     if table is None:
@@ -92,7 +92,7 @@ def compute_hidden_states_of_all_tokens(model: nn.Module, images: Images) -> lis
     return states
 
 
-def compute_token_norms(tokens: Tokens) -> Tensor:
+def compute_token_norms(tokens: Tokens) -> Float[Tensor, "batch token"]:
     """L2 norm of each token; very large norms often hold information about the whole image (Darcet et al. 2024)."""
     return tokens.norm(dim=-1)
 
@@ -113,7 +113,7 @@ def apply_logit_lens(model: nn.Module, tokens: Tokens, token_sizes: TokenSizes |
     return final_layers.classify(normalized_tokens)
 
 
-def apply_logit_lens_per_token(model: Any, tokens: Tokens) -> Tensor:
+def apply_logit_lens_per_token(model: Any, tokens: Tokens) -> Float[Tensor, "batch token class"]:
     """Logit lens of single tokens: batch × token × class."""
     norm = _get_norm_and_classifier(model).norm
     if hasattr(model, "vit"):
@@ -137,7 +137,7 @@ def _get_norm_and_classifier(model: Any) -> FinalLayers:
     )
 
 
-def project_patches_to_pca_rgb(tokens: Tokens, layout: TokenLayout) -> Tensor:
+def project_patches_to_pca_rgb(tokens: Tokens, layout: TokenLayout) -> Float[Tensor, "image row column 3"]:
     """Return the patches' three largest principal components as red, green and blue: image × row × column × 3."""
     patches = tokens[:, layout.num_prefix_tokens :].flatten(0, 1).double()
     centred = patches - patches.mean(0)
@@ -167,14 +167,14 @@ class MinibatchCKA:
             [[_compute_unbiased_hsic(first, second) for second in grams] for first in grams], dtype=torch.float64
         )
 
-    def compute_cka_matrix(self) -> Tensor:
+    def compute_cka_matrix(self) -> Float[Tensor, "state state"]:
         """Return the CKA of every two states; NaN where a state has equal features for all images."""
         norms = self.hsic_sums.diagonal().clamp(min=1e-12).sqrt()
         matrix = self.hsic_sums / (norms[:, None] * norms)
         return matrix.where(self.varies[:, None] & self.varies, torch.nan)
 
 
-def _compute_gram_without_diagonal(features: Tensor) -> Tensor:
+def _compute_gram_without_diagonal(features: Tensor) -> Float[Tensor, "image image"]:
     gram = features @ features.T
     return gram - torch.diag(gram.diagonal())
 

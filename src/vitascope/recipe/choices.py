@@ -40,7 +40,7 @@ def load_optimizer(name: str) -> "type[Optimizer]":
     return _import_class(OPTIMIZERS[name])
 
 
-def _import_class(path: str) -> Any:
+def _import_class(path: str) -> type[Any]:
     module_name, _, class_name = path.rpartition(".")
     return getattr(import_module(module_name), class_name)
 

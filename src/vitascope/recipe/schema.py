@@ -21,6 +21,9 @@ from vitascope.recipe.train import TrainConfig
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+SectionSettings = dict[str, Any]  # setting -> value; a section is a dictionary of its own
+DottedSettings = dict[str, Any]  # `section.setting` -> value
+
 
 @skip_beartype
 @dataclass(frozen=True)
@@ -88,28 +91,28 @@ def format_recipe_yaml(recipe: Recipe) -> str:
     return OmegaConf.to_yaml(convert_recipe_to_dict(recipe))
 
 
-def convert_recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
+def convert_recipe_to_dict(recipe: Recipe) -> SectionSettings:
     """Return all settings as plain values. The section of the objective has its name."""
     settings = asdict(recipe)
     section = settings.pop("objective_config")
     return settings if section is None else settings | {recipe.train.objective: section}
 
 
-def find_non_default_settings(recipe: Recipe) -> dict[str, Any]:
+def find_non_default_settings(recipe: Recipe) -> SectionSettings:
     """Return the settings that differ from the defaults. They identify a run or a study across versions."""
     return _remove_defaults(convert_recipe_to_dict(recipe), _get_default_settings(recipe.train.objective))
 
 
 @cache
-def _get_default_settings(objective_name: str) -> dict[str, Any]:
+def _get_default_settings(objective_name: str) -> SectionSettings:
     """Return the defaults, with the section of this objective."""
     of_objective = convert_recipe_to_dict(Recipe(train=TrainConfig(objective=objective_name)))
     return of_objective | convert_recipe_to_dict(Recipe())
 
 
-def flatten_sections(sections: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_sections(sections: SectionSettings, prefix: str = "") -> DottedSettings:
     """Flatten sections to `section.setting` -> value."""
-    settings: dict[str, Any] = {}
+    settings: DottedSettings = {}
     for name, value in sections.items():
         settings |= (
             flatten_sections(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -117,7 +120,7 @@ def flatten_sections(sections: dict[str, Any], prefix: str = "") -> dict[str, An
     return settings
 
 
-def flatten_and_format_settings(sections: dict[str, Any]) -> dict[str, str]:
+def flatten_and_format_settings(sections: SectionSettings) -> dict[str, str]:
     """Return `section.setting` -> value as typed on the command line."""
     return {name: format_value_for_command_line(value) for name, value in flatten_sections(sections).items()}
 
@@ -127,7 +130,7 @@ def hash_values(values: Any, num_digits: int = 16) -> str:
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=num_digits // 2).hexdigest()
 
 
-def _remove_defaults(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+def _remove_defaults(settings: SectionSettings, defaults: SectionSettings) -> SectionSettings:
     """Return only the values that differ from the defaults, section by section."""
     changed = {key: value for key, value in settings.items() if value != defaults[key]}
     return {

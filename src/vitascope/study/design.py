@@ -9,7 +9,13 @@ from vitascope.data.open_data import check_data_name_exists
 from vitascope.errors import UserError, format_count
 from vitascope.recipe.choices import LABELLED_OBJECTIVE
 from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.schema import Recipe, find_non_default_settings, flatten_and_format_settings, hash_values
+from vitascope.recipe.schema import (
+    Recipe,
+    SectionSettings,
+    find_non_default_settings,
+    flatten_and_format_settings,
+    hash_values,
+)
 from vitascope.study.storage import Settings
 
 MAX_RUNS = 10_000  # runs; more are treated as a mistake
@@ -117,7 +123,7 @@ class Design:
             texts |= {key: f"{bounds.low:g}..{bounds.high:g}" for key, bounds in self.ranges_by_setting.items()}
         return texts | {"search": "yes" if self.num_search_trials else "no"}
 
-    def _get_fixed_settings(self) -> dict[str, Any]:
+    def _get_fixed_settings(self) -> SectionSettings:
         """Return the fixed settings: any combination's recipe without the varied settings."""
         first = replace(self.build_recipe(self._list_grid_or_range_end_combinations()[0], 0), name="recipe")
         common = find_non_default_settings(first)

@@ -105,15 +105,22 @@ def adapt(
     return AdaptedModel(_make_adapted_model_info(weights, config, preprocessing, classes), tensors, report)
 
 
+class ResampledWeights(NamedTuple):
+    """Weights for other sizes, and the tensors that were changed."""
+
+    weights: StateDict
+    changes: list[TensorChange]
+
+
 def _resample_weights_and_list_changes(
     pretrained: PretrainedModel, config: ModelConfig, preprocessing: Preprocessing
-) -> tuple[StateDict, list[TensorChange]]:
+) -> ResampledWeights:
     """Return the weights for the sizes of `config`, and the changed tensors."""
     tensors, changes = dict(pretrained.weights), []
     _resample_patch_embedding_in_place(tensors, pretrained.info.model, config, changes)
     _convert_input_channels_in_place(tensors, config, pretrained.info.preparation, preprocessing, changes)
     _resample_positions_in_place(tensors, pretrained.info.model, config, changes)
-    return tensors, changes
+    return ResampledWeights(tensors, changes)
 
 
 def _add_changes_to_report(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from vitascope.data.data_root import get_cache_folder, try_write_cache_file
@@ -53,13 +54,13 @@ class FolderDataset(Dataset):
         selected.parent, selected.positions = self, positions
         return selected
 
-    def count_pixel_values(self) -> Tensor:
+    def count_pixel_values(self) -> Int[Tensor, "channel value"]:
         """Count pixel values. Of a large part of a data set, only the images that are left out are decoded."""
         if self.histogram is None:
             self.histogram = self._count_pixel_values_by_difference_from_parent()
         return self.histogram
 
-    def _count_pixel_values_by_difference_from_parent(self) -> Tensor:
+    def _count_pixel_values_by_difference_from_parent(self) -> Int[Tensor, "channel value"]:
         if self.parent is None or 2 * len(self) < len(self.parent):
             return super().count_pixel_values()
         left_out = sorted(set(range(len(self.parent))) - set(self.positions))

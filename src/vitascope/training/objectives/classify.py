@@ -25,7 +25,7 @@ from vitascope.recipe.schema import Recipe
 from vitascope.recipe.train import TrainConfig
 from vitascope.shapes import Images, Logits
 from vitascope.training.hardware import Hardware
-from vitascope.training.objectives.objective import Batch, Objective, StepMetrics
+from vitascope.training.objectives.objective import Batch, Objective, StepMetrics, ValidationMetrics
 from vitascope.training.optim.schedule import ScheduleValues
 from vitascope.weights.model_info import has_placeholder_names
 
@@ -109,7 +109,7 @@ class Classify(Objective):
             loss = torch.lerp(loss, distillation_loss(logits, teacher_logits, config), config.distill_alpha)
         return {"train_loss": loss, "train_accuracy": accuracy}
 
-    def validate(self, epoch: int) -> dict[str, float]:
+    def validate(self, epoch: int) -> ValidationMetrics:
         data = self.state.data
         if data.validation is None:
             return {}

@@ -24,7 +24,7 @@ from vitascope.model.config import ModelConfig
 from vitascope.model.pretraining import BackboneWithHead, DinoHeads, PrototypeHead, ResolutionAdapter
 from vitascope.recipe.schema import Recipe
 from vitascope.training.objectives.dino_loss import dino_loss
-from vitascope.training.objectives.objective import Alarm, Batch, StepMetrics, TitledVersions
+from vitascope.training.objectives.objective import Alarm, Batch, StepMetrics, TitledVersions, ValidationMetrics
 from vitascope.training.objectives.self_supervised import SelfSupervised, is_after_first_epochs
 from vitascope.training.optim.schedule import AveragedModel, ScheduleValues, interpolate_cosine
 
@@ -154,12 +154,10 @@ class Dino(SelfSupervised):
     @classmethod
     def make_default_augmentation(cls, dataset_policy: AugmentConfig, num_channels: int) -> AugmentConfig:
         """Photos get colour jitter (Caron et al. 2021) without blur, which removes too much of 32 pixels."""
-        dataset_policy = super().make_default_augmentation(dataset_policy, num_channels)
+        policy = super().make_default_augmentation(dataset_policy, num_channels)
         if num_channels != 3:
-            return dataset_policy
-        return replace(
-            dataset_policy, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2, solarize=0.2
-        )
+            return policy
+        return replace(policy, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2, solarize=0.2)
 
     @classmethod
     def compute_own_schedule_values(cls, step: int, num_steps: int, recipe: Recipe) -> dict[str, float]:
@@ -248,7 +246,7 @@ class Dino(SelfSupervised):
         self.heads.centre.lerp_(self.heads.seen, 1 - self.config.center_momentum)
         self.heads.seen.zero_()
 
-    def validate(self, epoch: int) -> dict[str, float]:
+    def validate(self, epoch: int) -> ValidationMetrics:
         return {"uniform_loss": log(self.config.prototypes), **super().validate(epoch)}
 
     def detect_collapse(self, metrics: dict[str, float]) -> Alarm | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NUM_PREVIEW_VERSIONS = 8
 Batch = tuple[Tensor, ...]  # the inputs of a step; the first axis of each tensor is the image
 StepMetrics = dict[str, Tensor]  # metric name -> mean over the batch; the first is the loss
+ValidationMetrics = dict[str, float]  # metric name -> value on the validation images
 
 
 class Alarm(NamedTuple):
@@ -146,7 +147,7 @@ class Objective:
     def update_teacher_after_step(self, schedule: ScheduleValues) -> None:
         """Update state that follows the weights, after the optimizer step and the EMA update."""
 
-    def validate(self, epoch: int) -> dict[str, float]:
+    def validate(self, epoch: int) -> ValidationMetrics:
         """Return the validation metrics after an epoch, counted from 1."""
         return {}
 

@@ -18,7 +18,7 @@ from vitascope.recipe.schema import Recipe
 from vitascope.run.files import make_folder
 from vitascope.shapes import BlockNoise, Images, Patches, PatchMask
 from vitascope.training.objectives.feature_metrics import FeatureEvaluator
-from vitascope.training.objectives.objective import Alarm, Batch, Objective
+from vitascope.training.objectives.objective import Alarm, Batch, Objective, ValidationMetrics
 
 if TYPE_CHECKING:
     from vitascope.training.state import TrainState
@@ -69,7 +69,7 @@ class SelfSupervised(Objective):
         photo_settings = {"shift": 0, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0}
         return replace(dataset_policy, **photo_settings) if num_channels == 3 else dataset_policy
 
-    def validate(self, epoch: int) -> dict[str, float]:
+    def validate(self, epoch: int) -> ValidationMetrics:
         return self.feature_evaluator.evaluate_features_and_set_probe_heads(epoch)
 
     def detect_collapse(self, metrics: dict[str, float]) -> Alarm | None:

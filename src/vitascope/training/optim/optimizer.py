@@ -5,7 +5,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 from torch import Tensor, nn
 
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 ParamGroup = dict[str, Any]  # "params" and the group's settings
 NamedParams = list[tuple[str, nn.Parameter]]
+
+
+class OptimizerStateDict(TypedDict):
+    """The state for a checkpoint, as in PyTorch; parameters are counted from 0."""
+
+    state: dict[int, dict[str, Tensor]]
+    param_groups: list[ParamGroup]
 
 
 class MakeGroups(Protocol):
@@ -74,7 +81,7 @@ class Optimizer:
         for param in self.params:
             param.grad = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> OptimizerStateDict:
         """Return the state with parameters as indices, as in PyTorch. Tensors are not copied."""
         indices = {param: index for index, param in enumerate(self.params)}
         groups = [group | {"params": [indices[param] for param in group["params"]]} for group in self.param_groups]

@@ -12,7 +12,7 @@ from vitascope.explain import METHODS, attention_maps, explain, model_statistics
 from vitascope.explain.attribution import build_attribution_inputs, choose_target_or_predicted_classes
 from vitascope.explain.model_figures import compute_head_and_block_statistics
 from vitascope.inference.classifier import Classifier
-from vitascope.model.replay import make_logits_function_with_fixed_token_groups, replay
+from vitascope.model.replay import make_logits_function_with_fixed_token_groups, replay_forward_pass
 from vitascope.run.directory import make_run_for_external_weights
 
 REDUCTIONS = [{"merge_tokens": 3}, {"drop_tokens": 3}]
@@ -31,7 +31,7 @@ def test_merging_equal_patches_changes_no_explanation(pool, monkeypatch) -> None
     expected = [explain(full_model, twins, method, target=2) for method in MAP_METHODS]
     expected_maps = attention_maps(full_model, twins)[0]
     monkeypatch.setattr(ModelConfig, "num_removed_per_block", [4, 0, 0])
-    assert [maps.shape[-1] for maps in replay(merged_model, twins).maps] == [17, 13, 13]
+    assert [maps.shape[-1] for maps in replay_forward_pass(merged_model, twins).maps] == [17, 13, 13]
     merged = [explain(merged_model, twins, method, target=2) for method in MAP_METHODS]
     torch.testing.assert_close(merged, expected, atol=1e-9, rtol=1e-7)
     torch.testing.assert_close(attention_maps(merged_model, twins)[0], expected_maps)
@@ -51,7 +51,7 @@ def test_rollout_follows_the_reduced_tokens(reduction) -> None:
     """The same by hand: every token carries what it holds of each patch; merging averages, dropping removes."""
     model = made(**reduction)
     images = pictures(model, 1)
-    result = replay(model, images)
+    result = replay_forward_pass(model, images)
     carried = torch.eye(17).double()
     for maps, before, after in zip(result.maps, result.memberships[:-1], result.memberships[1:], strict=True):
         size = maps.shape[-1]
@@ -82,7 +82,7 @@ def test_a_reduced_model_is_explained_by_every_method_on_its_own_predictions(red
 def test_a_patch_that_is_dropped_first_has_no_attention_later() -> None:
     model = made(drop_tokens=3)
     images = pictures(model, 1)
-    result = replay(model, images)
+    result = replay_forward_pass(model, images)
     dropped = result.memberships[1][0].sum(0) == 0
     assert dropped.sum() == 3
     states = result.expand_hidden_states_to_all_tokens()
@@ -133,7 +133,7 @@ def test_weights_of_the_pool_are_those_of_the_features() -> None:
         model = made(**settings)
         images = pictures(model)
         with torch.no_grad():
-            result = replay(model, images)
+            result = replay_forward_pass(model, images)
             tokens = model.norm(result.hidden_states[-1])
             pooled = torch.einsum("bt,btf->bf", result.pool_weights, tokens)
             torch.testing.assert_close(pooled, model.pool(tokens))

@@ -11,7 +11,7 @@ from tests.explain.test_explain import KINDS, made, pictures
 from vitascope import UserError
 from vitascope.explain import attention_maps, get_token_layout, model_statistics
 from vitascope.explain.maps import TokenLayout
-from vitascope.explain.model_figures import _convert_to_rounded_lists_with_none_for_nan
+from vitascope.explain.model_figures import _convert_to_json_numbers
 
 
 @pytest.mark.parametrize(("side", "wanted"), [(7, 3.609), (8, 4.136), (2, 0.8536)])
@@ -64,7 +64,7 @@ def test_the_similarity_of_features_that_are_equal_for_all_images_is_undefined()
     cka.add_batch([torch.randn(1, 6).expand(12, 6), torch.randn(12, 6)])
     matrix = cka.compute_cka_matrix()
     assert matrix[0].isnan().all() and matrix[1, 0].isnan() and matrix[1, 1].item() == pytest.approx(1)
-    assert _convert_to_rounded_lists_with_none_for_nan(matrix) == [[None, None], [None, 1.0]]
+    assert _convert_to_json_numbers(matrix) == [[None, None], [None, 1.0]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,8 +129,8 @@ def test_colours_are_between_0_and_1_and_like_patches_are_alike() -> None:
 def test_the_initial_tokens_contain_positions_only_if_they_are_added() -> None:
     with_positions = "patch embedding plus position embedding"
     for positions, text in {"learned": with_positions, "sincos2d": with_positions, "rotary": "patch embedding"}.items():
-        assert model_statistics.describe_initial_tokens(made(positions=positions)) == text
-    assert model_statistics.describe_initial_tokens(made(positions="none")) == "patch embedding"
+        assert model_statistics.describe_tokens_before_first_block(made(positions=positions)) == text
+    assert model_statistics.describe_tokens_before_first_block(made(positions="none")) == "patch embedding"
 
 
 def test_a_model_without_positions_says_so() -> None:

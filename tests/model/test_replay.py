@@ -16,7 +16,7 @@ from vitascope.model.replay import (
     clone_with_fused_attention,
     make_logits_function_with_fixed_token_groups,
     record_attention,
-    replay,
+    replay_forward_pass,
 )
 
 GRID = {"img_size": 16, "depth": 3}  # 16 patches
@@ -57,7 +57,7 @@ def test_a_replay_s_logits_are_the_model_s_for_every_combination(settings, reduc
         return
     images = make_images(model.config)
     with torch.no_grad():
-        result, expected = replay(model, images), model(images)
+        result, expected = replay_forward_pass(model, images), model(images)
     torch.testing.assert_close(result.logits, expected, atol=1e-10, rtol=1e-8)
     assert len(result.maps) == 2 and len(result.hidden_states) == 3
     for maps in result.maps:
@@ -73,7 +73,7 @@ def test_a_replay_s_logits_are_the_model_s_for_every_combination(settings, reduc
 def test_a_replay_has_the_model_s_gradients(reduction) -> None:
     model = make_model(**GRID, **reduction, qk_norm=True, positions="rotary")
     images = make_images(model.config).requires_grad_()
-    result = replay(model, images)
+    result = replay_forward_pass(model, images)
     gradients = torch.autograd.grad(result.logits.sin().sum(), [images, *result.maps])
     (expected,) = torch.autograd.grad(model(images).sin().sum(), images)
     torch.testing.assert_close(gradients[0], expected, atol=1e-8, rtol=1e-6)
@@ -94,7 +94,7 @@ def test_the_model_uses_edited_maps() -> None:
             tokens = tokens + block.ls1(block.attn.mix(maps, block.norm1(tokens)))
             tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
         expected = model.forward_head(model.norm(tokens))
-        edited = replay(model, images, edit_maps=attend_to_itself)
+        edited = replay_forward_pass(model, images, edit_maps=attend_to_itself)
         recorded = record_attention(model, images, attend_to_itself)
     torch.testing.assert_close(edited.logits, expected)
     torch.testing.assert_close(recorded.logits, expected)
@@ -125,9 +125,9 @@ def test_no_attribute_of_the_model_changes_even_after_a_mistake(kind) -> None:
         during.append(list_attributes(model) == before)
         return maps
 
-    replay(model, images, edit_maps=compare)
+    replay_forward_pass(model, images, edit_maps=compare)
     record_attention(model, images, compare)
-    for run in (replay, record_attention):
+    for run in (replay_forward_pass, record_attention):
         with pytest.raises(ZeroDivisionError):
             run(model, images, edit_maps=lambda index, _: 1 / 0 * index)
     assert list_attributes(model) == before and during and all(during)
@@ -144,7 +144,7 @@ def test_threads_can_replay_one_model_at_the_same_time(kind) -> None:
 
     def look(images: torch.Tensor) -> list[torch.Tensor]:
         with torch.no_grad():  # per thread
-            result = replay(model, images)
+            result = replay_forward_pass(model, images)
             output = model(images)
         return [result.logits, *result.maps, *result.hidden_states, getattr(output, "logits", output)]
 
@@ -173,7 +173,7 @@ def test_values_of_all_tokens_make_the_reduced_model_s_prediction(pool, reductio
     model = make_model(**GRID, **reduction, global_pool=pool, reg_tokens=1)
     images = make_images(model.config)
     with torch.no_grad():
-        result, expected = replay(model, images), model(images)
+        result, expected = replay_forward_pass(model, images), model(images)
     tokens = model.norm(result.expand_hidden_states_to_all_tokens()[-1])
     weights = result.expand_pool_weights_to_all_tokens()
     pooled = torch.einsum("bt,btf->bf", weights, tokens)
@@ -201,8 +201,8 @@ def test_frozen_groups_are_those_of_the_image(reduction) -> None:
 def test_mistakes_get_one_sentence() -> None:
     model = make_model()
     with pytest.raises(UserError, match=r"Call model\.eval"):
-        replay(make_model().train(), make_images(model.config))
+        replay_forward_pass(make_model().train(), make_images(model.config))
     with pytest.raises(UserError, match="images"):
-        replay(model, torch.randn(2, 8, 8))
+        replay_forward_pass(model, torch.randn(2, 8, 8))
     with pytest.raises(UserError, match="its attention maps cannot be recorded"):
-        replay(nn.Flatten().eval(), torch.randn(2, 3, 8, 8))
+        replay_forward_pass(nn.Flatten().eval(), torch.randn(2, 3, 8, 8))

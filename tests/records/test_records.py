@@ -22,7 +22,7 @@ from vitascope.records.ablation import (
 )
 from vitascope.records.pages import make_model_card_of_record, read_page_and_fill_results_marks
 from vitascope.records.record import (
-    _get_test_seconds_or_zero_if_other_machine,
+    _get_test_seconds_on_machine,
     check_record_name,
     evaluate_and_make_record,
     read_record,
@@ -80,12 +80,12 @@ def test_a_gpus_first_batch_counts_in_the_cold_seconds_only() -> None:
     result = {"accuracy": 0.9, "seconds": 0.5, "set_up_seconds": 2.0}
     opening = EvalLogEntry(1, 1, "digits", "test", 1, "last", "Box", None, result)
     assert (
-        _get_test_seconds_or_zero_if_other_machine(opening, "Box") == 0.5
-        and _get_test_seconds_or_zero_if_other_machine(opening, "Box", include_setup=True) == 2.5
+        _get_test_seconds_on_machine(opening, "Box") == 0.5
+        and _get_test_seconds_on_machine(opening, "Box", include_setup=True) == 2.5
     )
-    assert _get_test_seconds_or_zero_if_other_machine(opening, "Another", include_setup=True) == 0.0
+    assert _get_test_seconds_on_machine(opening, "Another", include_setup=True) == 0.0
     older = replace(opening, result={"accuracy": 0.9, "seconds": 0.5})
-    assert _get_test_seconds_or_zero_if_other_machine(older, "Box", include_setup=True) == 0.5
+    assert _get_test_seconds_on_machine(older, "Box", include_setup=True) == 0.5
 
 
 def test_the_command_of_a_record_trains_the_same_recipe(tmp_path) -> None:

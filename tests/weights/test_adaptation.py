@@ -16,7 +16,7 @@ from vitascope.inference.prediction import load_or_convert_input_images
 from vitascope.model.positions import resample_position_table
 from vitascope.training.initial_weights import format_adaptation_report
 from vitascope.weights.adaptation import AdaptedModel
-from vitascope.weights.adaptation_report import count_flops_per_image, make_planned_or_refused_report
+from vitascope.weights.adaptation_report import count_flops_per_image, plan_adaptation_or_explain_refusal
 from vitascope.weights.model_info import ModelInfo, WeightsMetadata
 from vitascope.weights.pretrained import (
     IMAGENET_CLASSES,
@@ -212,7 +212,7 @@ def test_the_same_sizes_change_nothing() -> None:
 )
 def test_a_grid_that_sees_too_little_is_refused_with_what_works(asked, seen, grid, sentence) -> None:
     pretrained_model = pretrained()
-    report = make_planned_or_refused_report(pretrained_model, **asked)
+    report = plan_adaptation_or_explain_refusal(pretrained_model, **asked)
     assert report.pixels_seen == pytest.approx(seen) and report.grid_after == grid
     with pytest.raises(UserError, match=sentence) as raised:
         adapt(pretrained_model, **asked)
@@ -222,7 +222,7 @@ def test_a_grid_that_sees_too_little_is_refused_with_what_works(asked, seen, gri
 
 
 def test_a_rejected_size_is_not_offered_again() -> None:
-    report = make_planned_or_refused_report(pretrained(), img_size=32, patch_size=5)
+    report = plan_adaptation_or_explain_refusal(pretrained(), img_size=32, patch_size=5)
     assert "With img_size=32 and patch_size=5, " in report.refused
     assert report.refused.endswith(
         "patch_size=2 (grid 16×16), patch_size=4 (grid 8×8), patch_size=8 (grid 4×4), or patch_size=16 (grid 2×2)."
@@ -261,7 +261,7 @@ def test_class_names_are_not_assumed_for_a_new_classifier() -> None:
 )
 def test_a_size_that_is_none_gets_a_sentence(asked) -> None:
     with pytest.raises(UserError, match=r"is not a size|is too small"):
-        make_planned_or_refused_report(pretrained(), **asked)
+        plan_adaptation_or_explain_refusal(pretrained(), **asked)
 
 
 @torch.no_grad()

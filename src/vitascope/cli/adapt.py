@@ -70,13 +70,13 @@ def adapt(
     from vitascope.run.checkpoint import save_model_folder
     from vitascope.training.initial_weights import make_model_ref_absolute
     from vitascope.weights import adaptation
-    from vitascope.weights.adaptation_report import make_planned_or_refused_report
+    from vitascope.weights.adaptation_report import plan_adaptation_or_explain_refusal
     from vitascope.weights.pretrained import read_pretrained_model
 
     settings = _parse_adapt_settings(overrides or [])
     num_heads, img_size = settings.pop("num_heads", None), settings.get("img_size")
     pretrained = read_pretrained_model(make_model_ref_absolute(weights), num_heads=num_heads, img_size=img_size)
-    report = make_planned_or_refused_report(pretrained, **cast("ModelSettings", settings))
+    report = plan_adaptation_or_explain_refusal(pretrained, **cast("ModelSettings", settings))
     if report.refused:
         if as_json:
             print(json.dumps(asdict(report)))

@@ -160,14 +160,14 @@ def draw_positions(
     ),
 ) -> None:
     """Draw a position embedding as a heat map: positions along x, features along y (sheet D)."""
-    from vitascope.cli.figures import draw_and_save_grid_positions, draw_and_save_sinusoidal_table_or_sheet_d_tables
+    from vitascope.cli.figures import draw_and_save_grid_positions, draw_and_save_sinusoidal_tables
 
     if kind == "sinusoidal" and grid is not None:
         raise UserError("--grid is only for --kind sincos2d and --kind rotary.")
     if kind in ("sincos2d", "rotary") and length is not None:
         raise UserError(f"--length is only for --kind sinusoidal. For {kind}, set --grid.")
     if kind == "sinusoidal":
-        print(f"Figure: {draw_and_save_sinusoidal_table_or_sheet_d_tables(length, width, out)}")
+        print(f"Figure: {draw_and_save_sinusoidal_tables(length, width, out)}")
     elif kind in ("sincos2d", "rotary"):
         position_type = cast(Literal["sincos2d", "rotary"], kind)
         print(f"Figure: {draw_and_save_grid_positions(position_type, _parse_grid(grid or '8x8'), width or 64, out)}")

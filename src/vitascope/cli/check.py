@@ -131,13 +131,13 @@ def _check_folder_and_print_reports(folder: Path, limits: CheckLimits, as_json: 
             zip(paths, pool.map(lambda path: check_file_in_sandbox(path, **limits), paths), strict=True)
         )
     if as_json:
-        print(json.dumps(_build_results_and_sheet_e_points_json(reports_by_path, folder), indent=1))
+        print(json.dumps(_build_folder_report_json(reports_by_path, folder), indent=1))
     else:
         _print_results_and_sheet_e_points(reports_by_path, folder)
     return max((reports.exit_code for reports in reports_by_path.values() if not reports.is_empty), default=2)
 
 
-def _build_results_and_sheet_e_points_json(reports_by_path: "dict[Path, FileReport]", folder: Path) -> dict[str, Any]:
+def _build_folder_report_json(reports_by_path: "dict[Path, FileReport]", folder: Path) -> dict[str, Any]:
     from vitascope.coursework.exercises import grade_sheet_e_code
 
     parts, files = [], []

@@ -51,9 +51,7 @@ from vitascope.run.directory import open_run_or_newest
 from vitascope.run.images import try_to_sample_run_images
 
 
-def draw_and_save_sinusoidal_table_or_sheet_d_tables(
-    num_positions: int | None, num_features: int | None, figure_path: Path
-) -> Path:
+def draw_and_save_sinusoidal_tables(num_positions: int | None, num_features: int | None, figure_path: Path) -> Path:
     """Draw one table of this size. Without a size, draw the two tables of sheet D, 100 × 16 and 1000 × 160."""
     has_size = num_positions is not None or num_features is not None
     sizes = [(num_positions or 100, num_features or 16)] if has_size else [(100, 16), (1000, 160)]

@@ -127,7 +127,7 @@ class Dataset:
             return self.files.compute_fingerprint(self.labels, self.image_shape)
         return hash_images_and_labels(self.images, self.labels)
 
-    def _list_positions(self, indices: Indices) -> Sequence[int]:
+    def _convert_indices_to_positions(self, indices: Indices) -> Sequence[int]:
         return range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
 
 
@@ -153,7 +153,7 @@ class MemoryDataset(Dataset):
         return self.pixels[indices]
 
     def select(self, indices: Indices) -> "MemoryDataset":
-        files = self.files.select(self._list_positions(indices)) if self.files else None
+        files = self.files.select(self._convert_indices_to_positions(indices)) if self.files else None
         return MemoryDataset(self.pixels[indices], self.labels[indices], self.classes, files)
 
 

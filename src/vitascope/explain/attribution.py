@@ -22,7 +22,7 @@ from vitascope.explain.maps import (
     compute_maps_states_and_pool_weights,
     get_token_layout,
 )
-from vitascope.model.replay import compute_logits, make_logits_function_with_fixed_token_groups, replay
+from vitascope.model.replay import compute_logits, make_logits_function_with_fixed_token_groups, replay_forward_pass
 from vitascope.model.token_merging import expand_map_gradients_to_all_tokens
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import (
@@ -177,7 +177,7 @@ def compute_maps_and_gradients(model: nn.Module, images: Images, targets: Target
     """Return all maps and the gradient of each image's target logit with respect to them."""
     with torch.enable_grad():
         # The input requires gradients, because otherwise the first map of a frozen model has none.
-        result = replay(model, images.detach().requires_grad_())
+        result = replay_forward_pass(model, images.detach().requires_grad_())
         target_logits = result.logits.gather(1, targets[:, None]).sum()
         gradients = list(torch.autograd.grad(target_logits, result.maps))
     if result.memberships is not None:

@@ -28,7 +28,7 @@ from vitascope.explain.faithfulness import (
 )
 from vitascope.explain.maps import PatchPosition, TokenLayout, denormalize_images
 from vitascope.explain.methods import METHODS, get_method_label, make_panel_title
-from vitascope.explain.model_statistics import apply_logit_lens_per_token, describe_initial_tokens
+from vitascope.explain.model_statistics import apply_logit_lens_per_token, describe_tokens_before_first_block
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.prediction import LoadedImages
 from vitascope.run.files import make_folder
@@ -199,7 +199,7 @@ def _write_logit_lens_figures(
         }
         text = (
             f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this patch's "
-            f"token. Before block 1, a token holds only its {describe_initial_tokens(inputs.model)}, because attention "
+            f"token. Before block 1, a token holds only its {describe_tokens_before_first_block(inputs.model)}, because attention "
             "comes later. The classifier was trained only on the last block's output, so earlier panels are rough. "
             "Each panel has its own scale."
         )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
 from vitascope.model.explicit_blocks import MapEditor
-from vitascope.model.replay import replay
+from vitascope.model.replay import replay_forward_pass
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import AttentionMaps, Images, Logits, PatchHeatmap, Tokens, TokenWeights
 
@@ -117,7 +117,7 @@ class MapsStatesAndPoolWeights(NamedTuple):
 
 def compute_logits_and_maps(model: nn.Module, images: Images, edit_maps: MapEditor | None = None) -> LogitsAndMaps:
     """Return the logits and all attention maps of one forward pass, with gradients."""
-    result = replay(model, images, edit_maps=edit_maps)
+    result = replay_forward_pass(model, images, edit_maps=edit_maps)
     return LogitsAndMaps(result.logits, result.expand_maps_to_all_tokens())
 
 
@@ -135,7 +135,7 @@ def attention_maps(model: nn.Module, images: Images, *, batch: int = BATCH_SIZE)
 @torch.no_grad()
 def compute_maps_states_and_pool_weights(model: nn.Module, images: Images) -> MapsStatesAndPoolWeights:
     """Return the maps, the hidden states and the pooling weights of all images, without gradients."""
-    parts = [replay(model, batch_images) for batch_images in images.split(BATCH_SIZE)]
+    parts = [replay_forward_pass(model, batch_images) for batch_images in images.split(BATCH_SIZE)]
     maps = [torch.cat(blocks) for blocks in zip(*(part.expand_maps_to_all_tokens() for part in parts), strict=True)]
     states = zip(*(part.expand_hidden_states_to_all_tokens() for part in parts), strict=True)
     weights = [part.expand_pool_weights_to_all_tokens() for part in parts]

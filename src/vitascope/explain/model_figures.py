@@ -26,7 +26,7 @@ from vitascope.explain import model_statistics
 from vitascope.explain.figures import save_png_and_svg
 from vitascope.explain.maps import TokenLayout, denormalize_images, get_token_layout
 from vitascope.inference.classifier import Classifier
-from vitascope.model.replay import replay
+from vitascope.model.replay import replay_forward_pass
 from vitascope.run.files import make_folder, write_atomically
 from vitascope.run.images import try_to_sample_run_images
 from vitascope.shapes import Images
@@ -54,7 +54,7 @@ def compute_head_and_block_statistics(subject: Classifier, images: Images) -> Pr
     similarity: model_statistics.MinibatchCKA | None = None
     for batch in model_statistics.iterate_equal_batches_dropping_rest(images):
         with torch.no_grad():
-            result = replay(model, batch)
+            result = replay_forward_pass(model, batch)
             sizes = result.token_sizes or [None] * len(result.hidden_states)
             states = list(zip(result.hidden_states, sizes, strict=True))
             lens_logits = [model_statistics.apply_logit_lens(model, *state) for state in states]
@@ -247,7 +247,7 @@ def _write_feature_pca_figure(
     text = (
         "The first three principal components of the patch features, shown as red, green and blue. Patches with equal "
         "colours have similar features. "
-        f"Before block 1: {model_statistics.describe_initial_tokens(subject.model)}. "
+        f"Before block 1: {model_statistics.describe_tokens_before_first_block(subject.model)}. "
         "Colours in different rows cannot be compared. A selection of blocks."
     )
     return save_png_and_svg(draw_gallery(rows, names, [""] * len(shown), text), output_folder / "probes-colours")
@@ -255,13 +255,13 @@ def _write_feature_pca_figure(
 
 def _build_statistics_json(statistics: ProbeStatistics, num_images: int) -> dict[str, Any]:
     rounded = {
-        name: _convert_to_rounded_lists_with_none_for_nan(getattr(statistics, name))
+        name: _convert_to_json_numbers(getattr(statistics, name))
         for name in ("distance", "entropy", "norms", "likeness", "lens")
     }
     return {"images": num_images, **rounded}
 
 
-def _convert_to_rounded_lists_with_none_for_nan(values: Tensor) -> list[Any]:
+def _convert_to_json_numbers(values: Tensor) -> list[Any]:
     """Return nested lists; JSON has no NaN, so an undefined value is None."""
     rounded = np.round(values.numpy().astype(float), 5)
     with_none = rounded.astype(object)

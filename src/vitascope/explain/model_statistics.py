@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitascope.errors import UserError
 from vitascope.explain.maps import BATCH_SIZE, TokenLayout
 from vitascope.model.head import MeanPool
-from vitascope.model.replay import replay
+from vitascope.model.replay import replay_forward_pass
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import AttentionMaps, Features, Images, Logits, Tokens, TokenSizes
 
@@ -54,7 +54,7 @@ def _find_position_embedding(model: nn.Module) -> Tensor | None:
     return table if isinstance(table, Tensor) else None
 
 
-def describe_initial_tokens(model: nn.Module) -> str:
+def describe_tokens_before_first_block(model: nn.Module) -> str:
     """Say what the patch tokens contain before the first block. Rotary positions enter later, in the attention."""
     return "patch embedding" + ("" if _find_position_embedding(model) is None else " plus position embedding")
 
@@ -86,7 +86,7 @@ def compute_hidden_states_of_all_tokens(model: nn.Module, images: Images) -> lis
     """Return all tokens at the input of the first block and after each block.
 
     The patches of a merged token have equal states; a dropped patch keeps its last state."""
-    states = replay(model, images).expand_hidden_states_to_all_tokens()
+    states = replay_forward_pass(model, images).expand_hidden_states_to_all_tokens()
     if not states:
         raise UserError(f"{type(model).__name__} has no list of blocks.")
     return states

@@ -31,7 +31,7 @@ from vitascope.inference.scoring import (
 )
 from vitascope.model.anatomy import count_parameters
 from vitascope.model.config import ModelConfig
-from vitascope.model.replay import Replay, replay
+from vitascope.model.replay import Replay, replay_forward_pass
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import ExternalWeightsRun, Run
 from vitascope.shapes import AttentionMaps, Features, Images, Logits, Tokens
@@ -147,7 +147,7 @@ class Classifier:
     def _replay_batches(self, images: ImagesInput) -> list[Replay]:
         batches = load_or_convert_input_images(images, self.stored_shape).images.split(REPLAY_BATCH_SIZE)
         with disable_tf32_for_float32(make_float32_inference_hardware(self.model)):
-            return [replay(self.model, self.preprocessing(batch.to(self.device))) for batch in batches]
+            return [replay_forward_pass(self.model, self.preprocessing(batch.to(self.device))) for batch in batches]
 
     def predict_with_features(self, loaded_images: LoadedImages) -> PredictionsWithFeatures:
         """Return predictions and features from one forward pass; predictions are None without a classifier."""

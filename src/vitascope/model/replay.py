@@ -90,7 +90,7 @@ def record_attention(model: nn.Module, images: Images, edit_maps: MapEditor | No
     if model.training:
         raise UserError("The model is in training mode, so dropout is active. Call model.eval() first.")
     clone = clone_with_fused_attention(model)
-    hidden_states = _register_hooks_that_fill_hidden_states(clone)
+    hidden_states = _record_hidden_states_by_hooks(clone)
     recorder = AttentionRecorder(edit_maps)
     with recorder:
         logits = compute_logits_with_all_tokens(clone, images)
@@ -148,7 +148,7 @@ def _clone_module_sharing_tensors(module: nn.Module, clones: dict[int, Any]) -> 
     return clones[id(module)]
 
 
-def _register_hooks_that_fill_hidden_states(model: nn.Module) -> list[Tensor]:
+def _record_hidden_states_by_hooks(model: nn.Module) -> list[Tensor]:
     """Return a list that receives the input of the first block and the output of each block when the model runs."""
     states: list[Tensor] = []
     blocks = find_longest_uniform_module_list(model)
@@ -212,7 +212,7 @@ class Replay(NamedTuple):
         return (self.pool_weights[:, None] @ shares)[:, 0]
 
 
-def replay(model: nn.Module, images: Tensor, *, edit_maps: MapEditor | None = None) -> Replay:
+def replay_forward_pass(model: nn.Module, images: Tensor, *, edit_maps: MapEditor | None = None) -> Replay:
     """Run the model in evaluation mode and return its logits, attention maps and hidden states, with gradients.
 
     Works with models of Vitascope, timm and transformers. The model uses the maps that `edit_maps(block_index, maps)`

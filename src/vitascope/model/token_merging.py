@@ -111,12 +111,12 @@ def _merge_into_targets(sources: TokenGroups, targets: TokenGroups, target_indic
     """Return the targets, each averaged with the sources that have its index, weighted by their sizes."""
     sizes = targets.sizes.scatter_add(1, target_indices, sources.sizes)
     sums = (targets.tokens * targets.sizes[..., None]).scatter_add(
-        1, _expand_indices(target_indices, sources.tokens), (sources.tokens * sources.sizes[..., None])
+        1, _expand_indices_over_features(target_indices, sources.tokens), (sources.tokens * sources.sizes[..., None])
     )
     membership = None
     if sources.patch_membership is not None and targets.patch_membership is not None:
         membership = targets.patch_membership.scatter_add(
-            1, _expand_indices(target_indices, sources.patch_membership), sources.patch_membership
+            1, _expand_indices_over_features(target_indices, sources.patch_membership), sources.patch_membership
         )
     tokens = (sums / sizes[..., None]).to(targets.tokens.dtype)
     return TokenGroups(tokens, sizes, targets.position_indices, membership)
@@ -140,10 +140,10 @@ def drop_least_attended_patches(
 
 
 def _gather_tokens(tokens: Tokens, token_indices: TokenIndices) -> OutputTokens:
-    return tokens.gather(1, _expand_indices(token_indices, tokens))
+    return tokens.gather(1, _expand_indices_over_features(token_indices, tokens))
 
 
-def _expand_indices(token_indices: TokenIndices, tokens: Tokens) -> Tensor:
+def _expand_indices_over_features(token_indices: TokenIndices, tokens: Tokens) -> Tensor:
     return token_indices[..., None].expand(-1, -1, tokens.shape[-1])
 
 

@@ -127,7 +127,7 @@ def _list_total_seconds_per_run(
         round(
             sum(sum_seconds(stage.metrics) for stage in list_previous_stage_runs(run))
             + sum_seconds(run.metrics)
-            + _get_test_seconds_or_zero_if_other_machine(log_entry, machine_name, include_setup=include_setup),
+            + _get_test_seconds_on_machine(log_entry, machine_name, include_setup=include_setup),
             2,
         )
         for run, log_entry in zip(runs, log_entries, strict=True)
@@ -185,9 +185,7 @@ def _get_or_run_first_test_evaluation(run: Run, views: int) -> EvalLogEntry:
     return log_entry
 
 
-def _get_test_seconds_or_zero_if_other_machine(
-    log_entry: EvalLogEntry, machine_name: str, *, include_setup: bool = False
-) -> float:
+def _get_test_seconds_on_machine(log_entry: EvalLogEntry, machine_name: str, *, include_setup: bool = False) -> float:
     """Return the seconds of the test evaluation; 0 if another machine than the run's computed it."""
     if log_entry.machine not in (None, machine_name):
         return 0.0

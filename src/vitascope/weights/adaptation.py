@@ -15,7 +15,7 @@ from vitascope.weights.adaptation_report import (
     ADAPTABLE_SETTINGS,
     AdaptationReport,
     TensorChange,
-    make_planned_or_refused_report,
+    plan_adaptation_or_explain_refusal,
 )
 from vitascope.weights.model_info import (
     ModelInfo,
@@ -85,7 +85,7 @@ def adapt(
         weights = read_pretrained_model(fspath(weights), num_heads=settings.pop("num_heads", None), img_size=img_size)
     count = _check_and_choose_num_classes(classes, num_classes)
     new: ModelSettings = {"img_size": img_size, "patch_size": patch_size, "in_chans": in_chans, "num_classes": count}
-    report = make_planned_or_refused_report(weights, **new)
+    report = plan_adaptation_or_explain_refusal(weights, **new)
     if report.refused:
         raise UserError(report.refused)
     old_config = weights.info.model
@@ -147,7 +147,7 @@ def _resample_patch_embedding_in_place(
     weights: StateDict, old_config: ModelConfig, new_config: ModelConfig, changes: list[TensorChange]
 ) -> None:
     if old_config.tokenizer != "patch":
-        return  # make_planned_or_refused_report refuses other patch sizes for this tokenizer
+        return  # plan_adaptation_or_explain_refusal refuses other patch sizes for this tokenizer
     name = "patch_embed.proj.weight"
     filters = weights[name]
     resized = resample_patch_filters(filters, new_config.patch_shape)

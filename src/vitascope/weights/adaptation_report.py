@@ -62,7 +62,7 @@ class AdaptationReport:
     refused: str | None = None
 
 
-def make_planned_or_refused_report(
+def plan_adaptation_or_explain_refusal(
     pretrained: PretrainedModel,
     *,
     img_size: Size | None = None,

@@ -91,16 +91,18 @@ def convert_weights_to_timm_format(tensors: StateDict, source_name: str) -> Rena
         )
     rules = RULES_BY_LIBRARY[library].rules
     renamed = {
-        _apply_first_matching_rule(_remove_transformers_prefix(name) if library == "transformers" else name, rules): t
+        _rename_by_first_matching_rule(
+            _remove_transformers_prefix(name) if library == "transformers" else name, rules
+        ): t
         for name, t in tensors.items()
     }
     dropped = sorted(name for name in renamed if re.match(DROPPED_NAME_PATTERN, name))
     weights = _pack_qkv({name: tensor for name, tensor in renamed.items() if name not in dropped})
     settings = {"no_embed_class": True} if "register_tokens" in weights else {}
     notes = (
-        _convert_registers_in_place_and_describe(weights),
-        _convert_distillation_token_in_place_and_describe(weights),
-        _drop_wide_classifier_in_place_and_describe(weights, dropped),
+        _convert_registers_in_place(weights),
+        _convert_distillation_token_in_place(weights),
+        _drop_wide_classifier_in_place(weights, dropped),
     )
     return RenamedWeights(library, weights, dropped, [note for note in notes if note], settings)
 
@@ -119,7 +121,7 @@ def _remove_transformers_prefix(weight_name: str) -> str:
     )
 
 
-def _apply_first_matching_rule(weight_name: str, rules: RenameRules) -> str:
+def _rename_by_first_matching_rule(weight_name: str, rules: RenameRules) -> str:
     for pattern, replacement in rules:
         renamed, num_replaced = re.subn(rf"^{pattern}", replacement, weight_name)
         if num_replaced:
@@ -142,7 +144,7 @@ def _pack_qkv(weights: StateDict) -> StateDict:
     return packed
 
 
-def _convert_registers_in_place_and_describe(weights: StateDict) -> Note | None:
+def _convert_registers_in_place(weights: StateDict) -> Note | None:
     """Rename register tokens in place, and add the class token's position embedding to the class token."""
     if "register_tokens" not in weights:
         return None
@@ -152,7 +154,7 @@ def _convert_registers_in_place_and_describe(weights: StateDict) -> Note | None:
     return "the class token's position embedding was added to the class token, as timm does for DINOv2 with registers"
 
 
-def _convert_distillation_token_in_place_and_describe(weights: StateDict) -> Note | None:
+def _convert_distillation_token_in_place(weights: StateDict) -> Note | None:
     """Convert DeiT's distillation token to a register token in place; attention is unchanged."""
     if "dist_token" not in weights:
         return None
@@ -160,7 +162,7 @@ def _convert_distillation_token_in_place_and_describe(weights: StateDict) -> Not
     return "DeiT's distillation token became a register token; predictions use only the class token's head"
 
 
-def _drop_wide_classifier_in_place_and_describe(weights: StateDict, dropped_names: list[str]) -> Note | None:
+def _drop_wide_classifier_in_place(weights: StateDict, dropped_names: list[str]) -> Note | None:
     """Drop the classifier of transformers' DINOv2: its input is the class token and the mean of the patches."""
     head, width = weights.get("head.weight"), weights["patch_embed.proj.weight"].shape[0]
     if head is None or head.shape[1] == width:

@@ -137,11 +137,13 @@ def _list_failing_cases(runner: CachedRunner, mistake_free: Diagnosis, diagnosis
         for case in [*runner.checker.list_tiny_example_cases(), *by_size]
         if find_first_difference_in_case(runner, mistake_free, case)
     ]
-    showing_all = [case for case in failing if diagnosis is not None and _shows_every_mistake(runner, diagnosis, case)]
+    showing_all = [
+        case for case in failing if diagnosis is not None and _case_shows_every_mistake(runner, diagnosis, case)
+    ]
     return showing_all or failing
 
 
-def _shows_every_mistake(runner: CachedRunner, diagnosis: Diagnosis, case: Case) -> bool:
+def _case_shows_every_mistake(runner: CachedRunner, diagnosis: Diagnosis, case: Case) -> bool:
     """Return whether the result changes if any one of the mistakes is corrected. Width 1 hides a missing scale."""
     wrong_result = runner.try_reference_variant(diagnosis.convention, case, diagnosis.options)
     for mistake in diagnosis.simulated_mistakes:

@@ -39,7 +39,7 @@ class FolderDataset(Dataset):
         return self.image_format
 
     def fetch(self, indices: Indices) -> UInt8Images:
-        paths = [self.image_files.paths[index] for index in self._list_positions(indices)]
+        paths = [self.image_files.paths[index] for index in self._convert_indices_to_positions(indices)]
         decoded = decode_files_or_raise(paths, self.image_format, use_workers=True)
         if decoded.unreadable:
             index, error = next(iter(decoded.unreadable.items()))
@@ -47,7 +47,7 @@ class FolderDataset(Dataset):
         return torch.from_numpy(decoded.pixels)
 
     def select(self, indices: Indices) -> "FolderDataset":
-        positions = self._list_positions(indices)
+        positions = self._convert_indices_to_positions(indices)
         selected = FolderDataset(
             self.image_files.select(positions), self.labels[indices], self.classes, self.image_format
         )

@@ -18,7 +18,7 @@ from vitascope.kernels.launch import make_repeated_call, restore_tensors_on_exit
 from vitascope.training.engines.prepare_batched import (
     BatchedInputs,
     check_batchable,
-    flatten_draws,
+    flatten_draws_of_all_models,
     make_batched_preprocessing,
     make_unmixed_targets,
     mix_batch_of_each_model,
@@ -220,7 +220,9 @@ class BatchedTraining:
     def _augment_and_mix_batches(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> BatchedInputs:
         """Augment and mix a batch of every model, model × image (…). Only mixing depends on the model of an image."""
         first, dtype = self.first_state, self.weight_table.dtype
-        pixels = self.preprocessing.augment(images.flatten(0, 1), flatten_draws(draws), first.recipe.data.augment)
+        pixels = self.preprocessing.augment(
+            images.flatten(0, 1), flatten_draws_of_all_models(draws), first.recipe.data.augment
+        )
         pixels = pixels.unflatten(0, images.shape[:2])
         if "mix" in draws:
             pixels, target = mix_batch_of_each_model(pixels, labels, draws["mix"], dtype)

@@ -158,6 +158,6 @@ def _mix_batch_for_vmap(images: Tensor, labels: Tensor, mix_draws: Tensor) -> tu
     return mixed_images, target.labels, target.partner_labels, target.lam
 
 
-def flatten_draws(draws: RandomDraws) -> RandomDraws:
+def flatten_draws_of_all_models(draws: RandomDraws) -> RandomDraws:
     """Return the draws of single images with model and image in one axis, without those for mixing."""
     return {name: draw.flatten(0, 1) for name, draw in draws.items() if name != "mix"}

@@ -26,7 +26,7 @@ from vitascope.records.ablation import (
     estimate_residual_noise,
     list_gains_in_percentage_points,
 )
-from vitascope.records.record import read_record, read_results_file
+from vitascope.records.record import read_record, read_record_or_benchmark_file
 
 BASELINE = "unchanged"
 EFFECTS_CAPTION = (
@@ -143,7 +143,7 @@ def draw_requested_figures(args: argparse.Namespace) -> None:
 
 def draw_speed_records(record_paths: list[Path], figure_path: Path) -> None:
     """Accuracy over time: the first seed of every arm as a line, every record of a recipe as a dot."""
-    contents_by_path = {path: read_results_file(path) for path in record_paths}
+    contents_by_path = {path: read_record_or_benchmark_file(path) for path in record_paths}
     rows = [
         row
         for path, contents in contents_by_path.items()
@@ -160,7 +160,7 @@ def draw_speed_records(record_paths: list[Path], figure_path: Path) -> None:
 
 def draw_part_effects(record_path: Path, figure_path: Path) -> None:
     """Draw the effect of removing each part."""
-    rows = _get_checked_rows(record_path, read_results_file(record_path))
+    rows = _get_checked_rows(record_path, read_record_or_benchmark_file(record_path))
     arms = compare_arms_with_baselines(rows, estimate_residual_noise(rows))
     effects = [SettingEffect(*gain) for gain in list_gains_in_percentage_points(arms)]
     effects.sort(key=lambda effect: effect.difference_points)

@@ -17,7 +17,7 @@ from vitascope.cli.export import _format_times_and_speedups
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.export import verify, write_onnx
 from vitascope.export.formats import load_onnx_as_function
-from vitascope.export.verify import Timing, compare_single_thread_speed
+from vitascope.export.verify import Timing, time_candidates_with_one_thread
 
 TINY = ModelConfig(img_size=8, patch_size=4, embed_dim=8, depth=1, num_heads=1, num_classes=3)
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
@@ -52,7 +52,7 @@ def test_the_speed_up_is_the_quotient_of_the_printed_times() -> None:
     assert slow == "torch 500 µs; onnxruntime 1 ms (2.00 times as slow as torch)"
     for ratio, text in ((1.0, "as fast as torch"), (1 / 1.06, "6 % slower than torch"), (1.03, "1.03 times as fast")):
         assert f"({text}" in _format_times_and_speedups(Timing(1, {"torch": 1.0, "ort": 1 / ratio}, {"ort": ratio}))
-    timings = compare_single_thread_speed(VisionTransformer(TINY).eval(), {"again": lambda images: images + 1})
+    timings = time_candidates_with_one_thread(VisionTransformer(TINY).eval(), {"again": lambda images: images + 1})
     for timing in timings:
         assert timing.times_as_fast == {"again": timing.milliseconds["torch"] / timing.milliseconds["again"]}
 

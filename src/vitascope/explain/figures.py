@@ -199,8 +199,9 @@ def _write_logit_lens_figures(
         }
         text = (
             f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this patch's "
-            f"token. Before block 1, a token holds only its {describe_tokens_before_first_block(inputs.model)}, because attention "
-            "comes later. The classifier was trained only on the last block's output, so earlier panels are rough. "
+            f"token. Before block 1, a token holds only its {describe_tokens_before_first_block(inputs.model)}, "
+            "because attention comes later. The classifier was trained only on the last block's output, so earlier panels "
+            "are rough. "
             "Each panel has its own scale."
         )
         files += save_png_and_svg(

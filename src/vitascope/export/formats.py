@@ -18,11 +18,11 @@ from vitascope.export.verify import (
     ExportReport,
     build_string_metadata,
     check_path_and_create_folder,
-    compare_single_thread_speed,
     compute_max_relative_error_per_output,
     raise_if_export_inaccurate,
     select_run_or_random_images,
     suppress_logs_and_warnings,
+    time_candidates_with_one_thread,
 )
 from vitascope.inference.fast import copy_as_frozen_cpu_model
 from vitascope.model.anatomy import count_parameters
@@ -94,7 +94,7 @@ def write_torch(
         images, description = select_run_or_random_images(model, model_info.preparation, run_sample)
         errors = compute_max_relative_error_per_output(model, exported_model, images)
         raise_if_export_inaccurate(errors, PT2_TOLERANCE)
-        speed = compare_single_thread_speed(model, {"torch.export": exported_model})
+        speed = time_candidates_with_one_thread(model, {"torch.export": exported_model})
         content = file.read_bytes()
     write_atomically(path, content)
     return ExportReport(path, "torch.export", len(content), errors, description, speed)
@@ -142,7 +142,7 @@ def write_onnx(
         images, description = select_run_or_random_images(model, model_info.preparation, run_sample)
         errors = compute_max_relative_error_per_output(model, load_onnx_as_function(file), images)
         raise_if_export_inaccurate(errors, ONNX_TOLERANCE)
-        speed = compare_single_thread_speed(model, {"onnxruntime": load_onnx_as_function(file, num_threads=1)})
+        speed = time_candidates_with_one_thread(model, {"onnxruntime": load_onnx_as_function(file, num_threads=1)})
         content = file.read_bytes()
     write_atomically(path, content)
     return ExportReport(path, f"ONNX, opset {opset}", len(content), errors, description, speed)

@@ -28,11 +28,11 @@ from vitascope.export.verify import (
     ExportReport,
     Int8Report,
     build_string_metadata,
-    compare_single_thread_speed,
     compute_max_relative_error_per_output,
     raise_if_export_inaccurate,
     select_run_or_random_images,
     suppress_logs_and_warnings,
+    time_candidates_with_one_thread,
 )
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import write_atomically
@@ -82,7 +82,7 @@ def write_int8(
             "onnxruntime": load_onnx_as_function(float32_file, num_threads=1),
             "onnxruntime, int8": load_onnx_as_function(int8_file, num_threads=1),
         }
-        speed, content = compare_single_thread_speed(model, candidates), int8_file.read_bytes()
+        speed, content = time_candidates_with_one_thread(model, candidates), int8_file.read_bytes()
         int8_report = Int8Report(method, float32_file.stat().st_size, accuracy)
     write_atomically(path, content)
     return ExportReport(

@@ -103,7 +103,7 @@ class Timing:
     times_as_fast: dict[str, float]
 
 
-def compare_single_thread_speed(model: VisionTransformer, candidates: SpeedCandidates) -> list[Timing]:
+def time_candidates_with_one_thread(model: VisionTransformer, candidates: SpeedCandidates) -> list[Timing]:
     """Compare the speed with one thread each, because several threads give noisy times on a shared machine."""
     set_malloc_to_keep_memory()
     device, threads = next(model.parameters()).device, torch.get_num_threads()

@@ -67,7 +67,7 @@ def load_or_convert_input_images(images: ImagesInput, stored_shape: StoredShape)
         images = [images]
     if isinstance(images, np.ndarray):
         return LoadedImages(
-            _crop_and_resize_if_needed(_convert_array_to_channels_first(images, stored_shape), stored_shape)
+            _crop_and_resize_if_needed(_move_array_or_batch_to_channels_first(images, stored_shape), stored_shape)
         )
     if isinstance(images, Tensor):
         return LoadedImages(_crop_and_resize_if_needed(images, stored_shape))
@@ -85,7 +85,8 @@ def load_or_convert_input_images(images: ImagesInput, stored_shape: StoredShape)
         )
     if all(isinstance(item, np.ndarray | Tensor) for item in items):
         tensors = [
-            item if isinstance(item, Tensor) else _convert_array_to_channels_first(item, stored_shape) for item in items
+            item if isinstance(item, Tensor) else _move_array_or_batch_to_channels_first(item, stored_shape)
+            for item in items
         ]
         return LoadedImages(torch.cat([_crop_and_resize_if_needed(tensor, stored_shape) for tensor in tensors]))
     raise UserError(f"Images must be paths, Pillow images, arrays or tensors, not {type(items[0]).__name__}.")
@@ -131,9 +132,9 @@ def _read_explanation_figure_names(explanations_path: Path) -> list[str]:
     return [Path(str(file)).name for file in files] if isinstance(files, list) else []
 
 
-def _convert_array_to_channels_first(array: np.ndarray, stored_shape: StoredShape) -> Tensor:
+def _move_array_or_batch_to_channels_first(image_or_batch: np.ndarray, stored_shape: StoredShape) -> Tensor:
     """Convert an array with channels last (rows × columns × 1 to 4), or a batch, to a tensor with channels first."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    tensor = torch.from_numpy(np.ascontiguousarray(image_or_batch))
     if tensor.ndim == 2:
         return tensor[None]
     if tensor.ndim == 3 and tensor.shape[-1] <= 4:
@@ -143,8 +144,8 @@ def _convert_array_to_channels_first(array: np.ndarray, stored_shape: StoredShap
     if tensor.ndim == 4 and tensor.shape[-1] <= 4:
         return tensor.permute(0, 3, 1, 2)
     raise UserError(
-        f"An array of shape {list(array.shape)} is not an image. Arrays need channels last: rows × columns × 1 to 4. "
-        "Tensors need channels first."
+        f"An array of shape {list(image_or_batch.shape)} is not an image. "
+        "Arrays need channels last: rows × columns × 1 to 4. Tensors need channels first."
     )
 
 

@@ -7,7 +7,7 @@ from vitascope.records.record import (
     BenchmarkRow,
     format_thousands_or_millions,
     read_benchmark_rows,
-    read_results_file,
+    read_record_or_benchmark_file,
 )
 from vitascope.run.machine import get_device_or_cpu_name
 
@@ -47,7 +47,7 @@ def format_scaling_exponent_table(results_folder: Path, record_names: list[str])
     """Format the exponents with which the time and the FLOPs of a training step grow with each size."""
     rows = []
     for name in record_names:
-        results = read_results_file(results_folder / f"{name}.json")
+        results = read_record_or_benchmark_file(results_folder / f"{name}.json")
         machine = get_device_or_cpu_name(results["machine"], results["device"])
         for axis, exponents in results["exponents"].items():
             sizes = [row[axis] for row in results["rows"] if row["axis"] == axis]
@@ -62,7 +62,7 @@ def format_explanation_faithfulness_table(results_folder: Path, record_names: li
 
     rows = []
     for name in record_names:
-        results = read_results_file(results_folder / f"{name}.json")
+        results = read_record_or_benchmark_file(results_folder / f"{name}.json")
         for row in results["rows"]:
             rank_correlation = row.get("alike_with_shuffled_weights")
             rows.append(
@@ -84,7 +84,8 @@ def format_explanation_faithfulness_table(results_folder: Path, record_names: li
 def format_attention_map_cost_factors(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format the cost of all attention maps as a multiple of an unfused forward pass."""
     return "; ".join(
-        str(read_results_file(results_folder / f"{name}.json")["times_a_written_out_forward"]) for name in record_names
+        str(read_record_or_benchmark_file(results_folder / f"{name}.json")["times_a_written_out_forward"])
+        for name in record_names
     )
 
 
@@ -156,7 +157,7 @@ def format_seconds_to_target_accuracy_table(results_folder: Path, record_names: 
     """Format when a sheet's target accuracy was reached (`python -m benchmarks.first_runs`, one seed each)."""
     rows = []
     for name in record_names:
-        machine = read_results_file(results_folder / f"{name}.json")["machine"]
+        machine = read_record_or_benchmark_file(results_folder / f"{name}.json")["machine"]
         for row in read_benchmark_rows(results_folder, [name]):
             seconds, device = row.get("bar_passed_after_seconds"), row["hardware"]["device"]
             compiled = "compiled" if row["hardware"]["compiled"] else "not compiled"

@@ -21,7 +21,7 @@ from vitascope.records.record import (
     find_record_files_by_name,
     format_mean_test_accuracy,
     read_record,
-    read_results_file,
+    read_record_or_benchmark_file,
 )
 from vitascope.records.tables import RESULT_FORMATTERS, TRAINING_RECORD_KINDS, format_result_sentence
 
@@ -90,7 +90,7 @@ def _check_and_format_results_of_kind(kind: str, results_folder: Path, names: li
         if not names:
             raise UserError(f"{page_path}: KIND {kind} needs the name of a record.")
         for name in names:
-            if "test_accuracy" in read_results_file(results_folder / f"{name}.json"):
+            if "test_accuracy" in read_record_or_benchmark_file(results_folder / f"{name}.json"):
                 raise UserError(
                     f"{page_path}: {name} is a training record, and KIND {kind} needs a benchmark's. Choose one of "
                     f"{', '.join(TRAINING_RECORD_KINDS)}."

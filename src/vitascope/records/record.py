@@ -258,7 +258,7 @@ def find_record_files_by_name(results_folder: Path) -> dict[str, list[Path]]:
     """Return record name -> its files, one per machine. A record has seeds and one test accuracy per seed."""
     paths_by_name: dict[str, list[Path]] = {}
     for path in sorted(results_folder.glob("*.json")):
-        results = read_results_file(path)
+        results = read_record_or_benchmark_file(path)
         if "test_accuracy" in results and "seeds" in results:
             paths_by_name.setdefault(results["name"], []).append(path)
     return paths_by_name
@@ -280,10 +280,14 @@ def read_benchmark_rows(results_folder: Path, record_names: list[str]) -> list[B
     """Read the rows of all named results files."""
     if not record_names:
         raise UserError("This kind of results mark needs the name of a record.")
-    return [row for name in record_names for row in read_results_file(results_folder / f"{name}.json").get("rows", [])]
+    return [
+        row
+        for name in record_names
+        for row in read_record_or_benchmark_file(results_folder / f"{name}.json").get("rows", [])
+    ]
 
 
-def read_results_file(path: Path) -> dict[str, Any]:
+def read_record_or_benchmark_file(path: Path) -> dict[str, Any]:
     """Read a file of the results folder: a record or a benchmark."""
     try:
         return {**json.loads(path.read_text(encoding="utf-8"))}

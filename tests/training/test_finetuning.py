@@ -30,7 +30,7 @@ from vitascope.training.optim.build import (
     set_train_mode_except_frozen,
     set_trainable_and_add_lora,
 )
-from vitascope.training.prepare import get_class_names
+from vitascope.training.prepare import find_class_names
 
 CONFIG = ModelConfig(img_size=8, patch_size=2, in_chans=1, embed_dim=32, depth=3, num_heads=2, num_classes=5)
 
@@ -277,5 +277,5 @@ def test_data_without_names_keeps_the_classifier_and_says_so(start) -> None:
     made = load_and_adapt_pretrained_weights(recipe)
     assert not made.report.new and "because the data has no class names to compare" in made.report.notes[-1]
     data = load_train_and_validation_data(start.recipe.data, start.recipe.model.image_shape, 1, 0)
-    assert get_class_names(data) == data.classes
-    assert get_class_names(replace(data, source=replace(data.source, has_class_names=False))) is None
+    assert find_class_names(data) == data.classes
+    assert find_class_names(replace(data, source=replace(data.source, has_class_names=False))) is None

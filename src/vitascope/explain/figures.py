@@ -200,9 +200,8 @@ def _write_logit_lens_figures(
         text = (
             f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this patch's "
             f"token. Before block 1, a token holds only its {describe_tokens_before_first_block(inputs.model)}, "
-            "because attention comes later. The classifier was trained only on the last block's output, so earlier panels "
-            "are rough. "
-            "Each panel has its own scale."
+            "because attention comes later. The classifier was trained only on the last block's output, so earlier "
+            "panels are rough. Each panel has its own scale."
         )
         files += save_png_and_svg(
             draw_heat_maps_over_image(image, grids, name, text, num_columns=5), output_folder / f"lens-{name}"

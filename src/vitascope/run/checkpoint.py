@@ -28,7 +28,7 @@ def save_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
     write_atomically(run.get_path("resume.pt"), buffer.getvalue())
 
 
-def load_checkpoint(run: Run) -> Checkpoint | None:
+def load_checkpoint_if_any(run: Run) -> Checkpoint | None:
     """Load the checkpoint; None if the run stopped before its first checkpoint, so it restarts from its seed."""
     path = run.get_path("resume.pt")
     if not path.is_file():

@@ -65,7 +65,7 @@ def complete_recipe_and_load_data_and_weights(recipe: Recipe, console: Console) 
         recipe = replace(recipe, train=replace(recipe.train, distill=make_model_ref_absolute(recipe.train.distill)))
     if not recipe.weights:
         return PreparedRun(recipe, data, None)
-    adapted = load_and_adapt_pretrained_weights(recipe, get_class_names(data))
+    adapted = load_and_adapt_pretrained_weights(recipe, find_class_names(data))
     _print_model_changes(recipe.model, adapted.info.model, console)
     recipe = replace(recipe, model=adapted.info.model, weights=make_model_ref_absolute(recipe.weights))
     data = replace(data, preprocessing=adapted.info.preparation)  # the normalisation that the weights were trained with
@@ -75,7 +75,7 @@ def complete_recipe_and_load_data_and_weights(recipe: Recipe, console: Console) 
     return PreparedRun(recipe, data, adapted)
 
 
-def get_class_names(data: TrainingData) -> list[str] | None:
+def find_class_names(data: TrainingData) -> list[str] | None:
     """Return the class names of the data; None if its classes have only numbers."""
     return data.classes if data.source.has_class_names else None
 

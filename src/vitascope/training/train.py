@@ -15,7 +15,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe, format_recipe_yaml, format_value_for_command_line
-from vitascope.run.checkpoint import Checkpoint, load_checkpoint, read_model_info, save_model_info
+from vitascope.run.checkpoint import Checkpoint, load_checkpoint_if_any, read_model_info, save_model_info
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
 from vitascope.run.files import write_json
 from vitascope.run.machine import (
@@ -45,7 +45,7 @@ from vitascope.training.messages import (
 from vitascope.training.optim.build import count_trainable_and_all_parameters
 from vitascope.training.prepare import (
     complete_recipe_and_load_data_and_weights,
-    get_class_names,
+    find_class_names,
     make_console,
     open_data_and_print_notes,
     seed_and_build_train_state,
@@ -133,14 +133,14 @@ def resume_run_if_unfinished(run: Run, console: Console, callbacks: Sequence[Run
             f"{run.path} was made by an older version of Vitascope and cannot be resumed. Use that version, or train "
             "again: CHANGELOG.md lists the settings that were renamed."
         )
-    recipe, checkpoint = run.recipe, load_checkpoint(run)
+    recipe, checkpoint = run.recipe, load_checkpoint_if_any(run)
     data, weights = open_data_and_print_notes(recipe, console), None
     if recipe.weights and checkpoint:
         data = replace(data, preprocessing=read_model_info(run).preparation)
     elif recipe.weights:  # interrupted before its first checkpoint: start again from the pretrained weights
-        adapted = load_and_adapt_pretrained_weights(recipe, get_class_names(data))
+        adapted = load_and_adapt_pretrained_weights(recipe, find_class_names(data))
         data, weights = replace(data, preprocessing=adapted.info.preparation), adapted.weights
-    state = seed_and_build_train_state(recipe, data, _read_stored_hardware(run, checkpoint), weights)
+    state = seed_and_build_train_state(recipe, data, _find_stored_hardware(run, checkpoint), weights)
     if checkpoint:
         state.check_resumable_from(checkpoint)
         state.load_state_dict(checkpoint)
@@ -153,7 +153,7 @@ def resume_run_if_unfinished(run: Run, console: Console, callbacks: Sequence[Run
     return run
 
 
-def _read_stored_hardware(run: Run, checkpoint: Checkpoint | None) -> Hardware | None:
+def _find_stored_hardware(run: Run, checkpoint: Checkpoint | None) -> Hardware | None:
     """Return the hardware of the run, from its checkpoint, or from machine.json if it has none yet."""
     fields = checkpoint["hardware"] if checkpoint else run.machine.get("hardware")
     return Hardware(**fields) if fields else None

@@ -22,6 +22,7 @@ BANNED = re.compile(
 PARTICIPLE = re.compile(
     r"_?[a-z]+(ed|[^h]en|ing|ly)|_?(told|said|found|shown|kept|made|held|left|built|cut|drawn|known|seen)"
 )
+GETTER = re.compile(r"_?(get|load|read)_")
 VERBS = {"embed", "feed", "shed", "open", "listen", "apply", "supply", "multiply", "string", "bring"}
 EXAMPLES = {
     "told": "A temperature told to the model",
@@ -95,3 +96,28 @@ def test_a_participle_is_found_and_a_verb_is_not() -> None:
     names = ["settled", "_shown", "quietly", "judging", "told", "embed", "open", "load_checkpoint", "train"]
     source = "".join(f"def {name}(): ...\n" for name in names) + "@property\ndef finished(): ...\n"
     assert find_participles(source) == ["settled", "_shown", "quietly", "judging", "told"]
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_got_loaded_or_read_is_never_none_unless_the_name_says_so(path: Path) -> None:
+    assert find_getters_of_none(path.read_text(encoding="utf-8")) == []
+
+
+def find_getters_of_none(source: str) -> list[str]:
+    """Return the names of functions such as `load_checkpoint` that may return None."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.returns]
+    may_return_none = [
+        node.name for node in functions if re.search(r"\| None'?$", ast.unparse(node.returns or node))
+    ]
+    return [name for name in may_return_none if GETTER.match(name) and not name.endswith(("_if_any", "get_next"))]
+
+
+def test_a_getter_of_none_is_found_and_others_are_not() -> None:
+    source = """
+def load_checkpoint(run) -> Checkpoint | None: ...
+def _get_version() -> "str | None": ...
+def load_weights_if_any() -> Weights | None: ...
+def find_checkpoint() -> Checkpoint | None: ...
+def get_versions() -> dict[str, str | None]: ...
+"""
+    assert find_getters_of_none(source) == ["load_checkpoint", "_get_version"]

@@ -106,9 +106,7 @@ def test_what_is_got_loaded_or_read_is_never_none_unless_the_name_says_so(path: 
 def find_getters_of_none(source: str) -> list[str]:
     """Return the names of functions such as `load_checkpoint` that may return None."""
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.returns]
-    may_return_none = [
-        node.name for node in functions if re.search(r"\| None'?$", ast.unparse(node.returns or node))
-    ]
+    may_return_none = [node.name for node in functions if re.search(r"\| None'?$", ast.unparse(node.returns or node))]
     return [name for name in may_return_none if GETTER.match(name) and not name.endswith(("_if_any", "get_next"))]
 
 

@@ -95,10 +95,8 @@ def _run_study_and_write_report(
     make_folder(output_folder, "Choose another folder with --out.")
     queue = TrialQueue(design, storage_url or make_sqlite_storage_url(output_folder), study_name)
     if retry_failed:
-        print(f"{format_count(queue.requeue_failed_trials(), f'failed {design.queued_item_name}')} will be repeated.")
-    waiting = (
-        format_count(queue.num_waiting, design.queued_item_name) if design.num_search_trials else queue.num_waiting
-    )
+        print(f"{format_count(queue.requeue_failed_trials(), f'failed {design.item_name}')} will be repeated.")
+    waiting = format_count(queue.num_waiting, design.item_name) if design.num_search_trials else queue.num_waiting
     print(f"Study: {output_folder}, {design.size_text}, {waiting} to do")
     workers = [
         _start_same_command_as_worker(worker_number, output_folder) for worker_number in range(2, num_processes + 1)

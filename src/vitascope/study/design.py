@@ -59,7 +59,7 @@ class Design:
         return [*self.values_by_setting, *self.ranges_by_setting]
 
     @property
-    def queued_item_name(self) -> str:
+    def item_name(self) -> str:
         """The name of a queued item: a combination with all its seeds for a search, a single run for a grid."""
         return "combination" if self.num_search_trials else "run"
 

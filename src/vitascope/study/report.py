@@ -105,7 +105,7 @@ def format_notes(results: StudyResults) -> list[str]:
     if results.timing_note:
         lines.append(results.timing_note)
     if results.num_unfinished:
-        unfinished = format_count(results.num_unfinished, f"unfinished {results.design.queued_item_name}")
+        unfinished = format_count(results.num_unfinished, f"unfinished {results.design.item_name}")
         lines.append(f"{unfinished}. Run the same command again to continue.")
     if results.num_pruned:
         lines.append(f"The search stopped {format_count(results.num_pruned, 'combination')} early.")

@@ -107,7 +107,7 @@ def test_predicting_files_and_folders_in_three_formats(vitascope, trained) -> No
     assert [row["class"] for row in rows] == [item["class"] for item in said]
     assert float(rows[0]["probability"]) == pytest.approx(said[0]["probability"], abs=1e-6)
     shown = vitascope("predict", "runs/digits", "photos/inner/3.png").out
-    assert "photos/inner/3.png" in shown and f"{said[3]['class']} {said[3]['probability']:.1%}" in shown
+    assert "photos/inner/3.png" in shown and f"{said[3]['class']} {100 * said[3]['probability']:.1f} %" in shown
 
 
 def test_features_and_neighbours(vitascope, trained) -> None:

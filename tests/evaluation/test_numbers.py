@@ -78,36 +78,36 @@ def test_the_calibration_error_of_a_worked_example() -> None:
         (
             [0.95, 0.90, 0.70],
             [0, 0, 0],
-            "expected calibration error 85.0%, over-confident in all 3 non-empty bins (of 15 confidence bins)",
+            "expected calibration error 85.0 %, over-confident in all 3 non-empty bins (of 15 confidence bins)",
         ),
         (
             [0.95, 0.90, 0.70],
             [1, 1, 1],
-            "expected calibration error 15.0%, under-confident in all 3 non-empty bins (of 15 confidence bins)",
+            "expected calibration error 15.0 %, under-confident in all 3 non-empty bins (of 15 confidence bins)",
         ),
         (
             [0.95, 0.90, 0.62, 0.64],
             [1, 0, 1, 0],
-            "expected calibration error 30.2%; mean confidence is 27.7 percentage points above the accuracy",
+            "expected calibration error 30.2 %; mean confidence is 27.7 percentage points above the accuracy",
         ),
-        ([0.90, 0.9999], [0, 1], "expected calibration error 45.0%, mostly over-confident"),
+        ([0.90, 0.9999], [0, 1], "expected calibration error 45.0 %, mostly over-confident"),
         (
             [0.95, 0.65, 0.60],
             [1, 1, 0],
-            "expected calibration error 33.3%; mean confidence is 6.7 percentage points above the accuracy",
+            "expected calibration error 33.3 %; mean confidence is 6.7 percentage points above the accuracy",
         ),
         (
             [0.75, 0.75, 0.75, 0.75, 0.95, 0.95],
             [1, 1, 1, 0, 1, 1],
-            "expected calibration error 1.7%, under-confident in both non-empty bins (of 15 confidence bins)",
+            "expected calibration error 1.7 %, under-confident in both non-empty bins (of 15 confidence bins)",
         ),
-        ([0.9, 0.55, 0.55], [1, 1, 0], "expected calibration error 6.7%, over-confident in some bins and under"),
+        ([0.9, 0.55, 0.55], [1, 1, 0], "expected calibration error 6.7 %, over-confident in some bins and under"),
         (
             [0.9],
             [1],
-            "expected calibration error 10.0%, under-confident in the only non-empty bin (of 15 confidence bins)",
+            "expected calibration error 10.0 %, under-confident in the only non-empty bin (of 15 confidence bins)",
         ),
-        ([0.99999], [1], "expected calibration error 0.0%"),
+        ([0.99999], [1], "expected calibration error 0.0 %"),
     ],
 )
 def test_the_same_calibration_number_is_never_given_twice(shares, right, description) -> None:

@@ -513,7 +513,7 @@ def test_two_values_are_in_the_order_of_their_seeds() -> None:
     found = fake({"1": [0.70, 0.60], "2": [0.50, 0.55]})  # sorted by size, the differences would belong to other seeds
     head, rows = build_results_table(found)
     assert head[2] == "validation accuracy (seeds 1, 2)"
-    assert [row[2:4] for row in rows] == [["70.00, 60.00 %", "–"], ["50.00, 55.00 %", "-20.00, -5.00"]]
+    assert [row[2:4] for row in rows] == [["70.00, 60.00 %", "–"], ["50.00, 55.00 %", "−20.00, −5.00"]]
 
 
 def test_notes_and_captions_explain_only_what_is_shown() -> None:
@@ -549,7 +549,7 @@ def test_a_combination_with_fewer_seeds_is_not_the_best_and_no_spread_is_not_tes
     )
     even = fake({"1": [0.5, 0.6], "2": [0.51, 0.61]})  # exactly a point apart with both seeds
     assert even.compute_corrected_difference_from_best(even.combinations[0]).verdict == "not testable"
-    assert build_results_table(even)[1][0][3] == "-1.00, -1.00" and any(
+    assert build_results_table(even)[1][0][3] == "−1.00, −1.00" and any(
         line.startswith("Not testable") for line in format_notes(even)
     )
     assert even.timing_note.startswith("Times (") and even.format_timing_note("All other times").startswith("All other")

@@ -10,6 +10,7 @@ import typer
 from vitascope.cli.console import abbreviate_count, create_console, create_table
 from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import Size, check_and_convert_size
+from vitascope.number_format import format_percent
 
 if TYPE_CHECKING:
     from vitascope.weights.adaptation_report import AdaptationReport, TensorChange, UpscalingCost
@@ -116,7 +117,7 @@ def _print_adaptation_report(report: "AdaptationReport") -> None:
         ["patch size in pixels", _format_shape(report.patch_before), _format_shape(report.patch_after)],
         ["patch grid", _format_shape(report.grid_before), _format_shape(report.grid_after)],
         ["tokens", str(report.tokens_before), str(report.tokens_after)],
-        ["pixels used", "100%", f"{report.pixels_seen:.0%}"],
+        ["pixels covered by patches", "100 %", format_percent(report.pixels_seen, 0)],
         [
             "FLOPs per image (2 per multiply-add)",
             abbreviate_count(report.flops_before),
@@ -152,7 +153,7 @@ def _print_adaptation_report(report: "AdaptationReport") -> None:
 
 def _format_change_row(change: "TensorChange") -> list[str]:
     """Return the cells of a changed weight; a bias has no relative error."""
-    error = f"{change.lost:.1%}" if _explain_relative_error(change) else "–"
+    error = format_percent(change.lost) if _explain_relative_error(change) else "–"
     return [change.name, _format_shape(change.before), _format_shape(change.after), change.how, error]
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from vitascope.cli.console import create_console, create_table, open_model_and_print_notes_to_stderr
 from vitascope.cli.evaluate import BestOption, ModelRef, print_unreadable_files
 from vitascope.errors import UserError, format_count
+from vitascope.number_format import format_number, format_percent
 
 if TYPE_CHECKING:
     from vitascope.explain.figures import ExplainReport, ExplainRequest
@@ -116,7 +117,7 @@ def _print_predictions_faithfulness_and_files(report: "ExplainReport", num_image
     rows = [
         [
             get_method_label(row.method),
-            f"{row.insertion - row.deletion:+z.3f}",
+            format_number(row.insertion - row.deletion, "+z.3f"),
             f"{row.deletion:.3f}",
             f"{row.insertion:.3f}",
         ]
@@ -124,7 +125,7 @@ def _print_predictions_faithfulness_and_files(report: "ExplainReport", num_image
     ]
     for result in report.image_results[:MAX_LISTED_FILES]:
         explained = f", explained class: {result['explained']}" if result["explained"] != result["answer"] else ""
-        print(f"{result['image']}: prediction {result['answer']} ({result['probability']:.1%}){explained}")
+        print(f"{result['image']}: prediction {result['answer']} ({format_percent(result['probability'])}){explained}")
     if len(report.image_results) > MAX_LISTED_FILES:
         print(f"… and {len(report.image_results) - MAX_LISTED_FILES} more (explanations.json)")
     title = f"Faithfulness of the methods, best first ({format_count(num_images, 'image')})"

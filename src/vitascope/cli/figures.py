@@ -47,6 +47,7 @@ from vitascope.model.explicit_blocks import assign_patches_to_tokens
 from vitascope.model.patches import concat_shifted_copies
 from vitascope.model.positions import make_rotary_table, make_sincos2d_table
 from vitascope.model.vit import VisionTransformer
+from vitascope.number_format import format_percent
 from vitascope.run.directory import open_run_or_newest
 from vitascope.run.images import sample_val_or_train_images
 
@@ -234,7 +235,7 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
 
 def _predict_and_format_title(model: Classifier, raw_image: Tensor, first_line: str) -> str:
     prediction = model.predict(raw_image)[0]
-    return f"{first_line}\nprediction: {prediction.label} ({prediction.probability:.0%})"
+    return f"{first_line}\nprediction: {prediction.label} ({format_percent(prediction.probability, 0)})"
 
 
 def _tint_patch_groups(image: NDArray, group_map: NDArray, patch_size: tuple[int, int]) -> NDArray:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from vitascope.draw import COLOURS, DIVERGING, SEQUENTIAL
 from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_labels, shorten_name
+from vitascope.number_format import format_number
 
 MAX_DETAIL_ALPHA = 0.2  # of the image's strongest details, drawn in white and black over a map
 LINE_COLOURS = (*COLOURS, "#000000")
@@ -31,7 +32,7 @@ def draw_heat_maps_over_image(
     for panel, (name, heat) in zip(panels[1:], heat_maps.items(), strict=False):
         drawn = draw_heat_map_with_image_details(panel, image, heat)
         panel.set_title(escape_mathtext(name), fontsize=9)
-        figure.colorbar(drawn, ax=panel, shrink=0.8, format="%.2g")
+        figure.colorbar(drawn, ax=panel, shrink=0.8, format=lambda value, _: format_number(value, ".2g"))
     add_caption(figure, f"{caption_text} Light and dark details inside a patch are the image, not the map.")
     return figure
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from vitascope.draw import COLOURS, DIVERGING, SEQUENTIAL
 from vitascope.draw.images import draw_heatmap
 from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_integer_ticks, set_labels
+from vitascope.number_format import format_percent
 
 
 def draw_block_statistics(
@@ -90,7 +91,7 @@ def draw_filter_components(components: NDArray, variance_fractions: NDArray, cap
         panel.imshow(
             scaled[..., 0] if scaled.shape[-1] == 1 else scaled, cmap="gray", vmin=0, vmax=1, interpolation="nearest"
         )
-        panel.set_title(f"{fraction:.1%}", fontsize=8)
+        panel.set_title(format_percent(fraction), fontsize=8)
         panel.set_xticks([])
         panel.set_yticks([])
     add_caption(figure, caption_text)

@@ -31,6 +31,7 @@ from vitascope.explain.methods import METHODS, get_method_label, make_panel_titl
 from vitascope.explain.model_statistics import apply_logit_lens_per_token, describe_initial_tokens
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.prediction import LoadedImages
+from vitascope.number_format import format_percent
 from vitascope.run.files import make_folder
 
 
@@ -101,7 +102,7 @@ def write_explanation_figures(
     for index, (name, image) in enumerate(zip(names, pixels, strict=True)):
         target, image_heatmaps = int(inputs.targets[index]), {key: heatmap[index] for key, heatmap in heatmaps.items()}
         result = _build_image_result_json(name, subject.classes, probabilities[index], target, image_heatmaps)
-        title = f"{name}\nprediction: {result['answer']} ({result['probability']:.1%})"
+        title = f"{name}\nprediction: {result['answer']} ({format_percent(result['probability'])})"
         probability = float(probabilities[index, target])
         caption = _format_explanation_caption(subject.classes[target], probability, image_heatmaps)
         panels = {make_panel_title(method): heatmap.numpy() for method, heatmap in image_heatmaps.items()}
@@ -229,7 +230,7 @@ def _write_faithfulness_figure(
 
 
 def _format_explanation_caption(target_class: str, probability: float, heatmaps: dict[str, Tensor]) -> str:
-    text = f"Importance of each patch for the class '{target_class}' (probability {probability:.1%}). "
+    text = f"Importance of each patch for the class '{target_class}' (probability {format_percent(probability)}). "
     text += "Each method has its own scale."
     class_independent = [method for method in heatmaps if not METHODS[method].is_class_specific]
     if class_independent:

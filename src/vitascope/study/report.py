@@ -16,6 +16,7 @@ from vitascope.draw.study import (
     draw_seed_curve_bands,
 )
 from vitascope.errors import format_count
+from vitascope.number_format import format_number
 from vitascope.recipe.choices import load_objective, resolve_augmentation_for_objective
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL, PairedDifference
 from vitascope.records.record import format_thousands_or_millions
@@ -270,7 +271,7 @@ def _draw_accuracy_grid(results: StudyResults) -> Figure:
 
 def _format_difference_in_points(difference: PairedDifference) -> str:
     return (
-        f"{100 * difference.mean_difference:+z.2f} in every seed"
+        f"{format_number(100 * difference.mean_difference, '+z.2f')} in every seed"
         if difference.has_no_spread and len(difference.differences) >= MIN_SEEDS_FOR_INTERVAL
         else difference.format_with_interval(100)
     )

@@ -33,6 +33,7 @@ from vitascope.model.attention_cost import (
     measure_projection_and_attention_seconds,
 )
 from vitascope.model.config import ModelConfig
+from vitascope.number_format import format_percent
 from vitascope.recipe.reading import read_recipe
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
 from vitascope.run.machine import get_device_names_by_type, get_device_or_cpu_name
@@ -257,7 +258,8 @@ def _try_28_pixel_image_and_add_section(report: SheetReport) -> None:
             ["timm, unchanged", timm_result],
             [
                 "timm, img_size=28",
-                f"a grid of {grid[0]}×{grid[1]} patches, which uses {fraction:.1%} of the pixels, without a warning",
+                f"a grid of {grid[0]}×{grid[1]} patches, which uses {format_percent(fraction)} of the pixels, "
+                "without a warning",
             ],
             ["Vitascope, img_size=28, patch_size=16", vitascope_result],
         ],

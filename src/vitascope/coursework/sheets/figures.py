@@ -76,7 +76,7 @@ def plot_additive_causal_mask(num_tokens: int) -> Figure:
         y_label="query",
         colormap=SEQUENTIAL,
         colorbar_label="added to the score",
-        value_format="{:,.0f}" if num_tokens <= 12 else None,
+        value_format=",.0f" if num_tokens <= 12 else None,
     )
     add_caption(
         figure,

@@ -30,7 +30,7 @@ def test_the_report_is_printed_and_the_model_saved(vitascope, weights, tmp_path)
     for words in (
         "4×4",
         "7×7",
-        "pixels used",
+        "pixels covered by patches",
         "pseudo-inverse",
         "num_heads=2 (embed_dim 128 / 64 per head)",
         "Alternative without resampling: keep img_size=32 and patch_size=8, and upscale the images.",
@@ -57,7 +57,7 @@ def test_the_relative_error_is_explained_for_what_is_resampled(vitascope, weight
     answer = vitascope("adapt", weights, *settings.split())
     lines = [line for line in answer.out.splitlines() if line.startswith("  ")]
     assert [line.strip().startswith(start) for line, start in zip(lines, explained, strict=True)] == [True] * len(lines)
-    assert all("Normal: " in line for line in lines) and ("Relative error:" in answer.out) == bool(explained)
+    assert all("Typical values: " in line for line in lines) and ("Relative error:" in answer.out) == bool(explained)
 
 
 @real

@@ -59,7 +59,7 @@ def test_evaluating_prints_classes_calibration_and_corruptions(vitascope, traine
         "calibration error",
         "temperature",
         "recall",
-        "most often predicted instead",
+        "most frequent wrong predictions (images)",
         "Each cell: strength: accuracy.",
         "noise (standard deviation; pixel values 0 to 1)",
         "blur (standard deviation in pixels)",

@@ -194,7 +194,7 @@ def test_finding_a_rate_draws_and_suggests(vitascope, here) -> None:
     assert 3e-4 < rate < 0.1
     assert "muon" not in answer.out
     muon = vitascope("lr-find", "digits", *WORDS, *easy, "train.optimizer=muon", "train.lr=0.9", "train.muon_lr=2.7")
-    assert "train.muon_lr was changed by the same factor as train.lr." in muon.out
+    assert "The suggested train.muon_lr is scaled by the same factor (" in muon.out
     with Image.open("lr-find.png") as picture:
         assert picture.width > 600
 
@@ -225,6 +225,8 @@ def test_the_preview_says_how_images_are_mixed() -> None:
     digits = describe_augmentation(None, [], POLICIES["digits"])
     assert digits.startswith("with the default augmentation of this data (shift up to 1 pixel, rotation up to 6°")
     assert "With mixup, a version is a weighted average" in digits and "CutMix" not in digits
+    colour = describe_augmentation(None, [], POLICIES["cifar10"], "colour")
+    assert colour.startswith("with the default augmentation for colour images (")
     photos = describe_augmentation(None, ["data.augment.flip=0"], POLICIES["cifar10"])
     assert "changed by data.augment.flip=0" in photos and "With CutMix, a rectangle" in photos
     assert (

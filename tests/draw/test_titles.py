@@ -98,7 +98,7 @@ def test_the_loss_axis_names_the_loss() -> None:
     axes = [figure.axes[0].get_ylabel() for figure in figures]
     assert axes == [
         "cross-entropy",
-        "training loss:\nmean squared error of hidden patches",
+        "training loss:\nmean squared error on the masked patches",
         "training loss:\ncross-entropy of teacher and student",
     ]
     compared = (
@@ -108,4 +108,4 @@ def test_the_loss_axis_names_the_loss() -> None:
         .axes[0]
         .get_ylabel()
     )
-    assert compared == "cross-entropy\nor mean squared error of hidden patches"
+    assert compared == "cross-entropy\nor mean squared error on the masked patches"

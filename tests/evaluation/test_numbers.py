@@ -16,7 +16,11 @@ from vitascope.evaluation.calibration import (
     wilson_interval,
 )
 from vitascope.evaluation.evaluate import top_k_accuracy
-from vitascope.evaluation.report import compute_class_scores, compute_confusion_matrix
+from vitascope.evaluation.report import (
+    compute_class_scores,
+    compute_confusion_matrix,
+    list_most_frequent_wrong_predictions,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,12 @@ def test_a_class_that_is_not_there_has_no_share() -> None:
     )
     assert (found["b"].recall, found["b"].precision) == (None, 0.0)
     assert (found["c"].recall, found["c"].precision, found["c"].f1, found["c"].taken_for) == (None, None, None, None)
+
+
+def test_equally_frequent_wrong_predictions_are_all_listed_with_their_counts() -> None:
+    counts = torch.tensor([[5, 2, 1, 0, 0], [1, 9, 1, 0, 1], [0, 0, 7, 0, 0], [1, 1, 1, 0, 1], [0, 0, 0, 0, 0]])
+    listed = list_most_frequent_wrong_predictions(counts, list("abcde"))
+    assert listed == ["b (2)", "a (1), c (1), e (1)", "–", "a (1), b (1), c (1), …", "–"]
 
 
 def with_confidence(shares: list[float], right: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -88,6 +88,7 @@ REFUSED = {
     ("train.lr=1..0.1",): "is not a range. The first number must be smaller",
     ("model.depth=1,2", "data.validation=0"): "compares validation accuracy, but data.validation=0",
     ("depth",): "is not a setting",
+    ("train.epochs", "3,4"): "Write train.epochs=3,4, without spaces.",
     ("train.lr=a..b",): "train.lr=a..b is not a range. Write two numbers: low..high",
     ("data.name=digits,nope",): "data.name=nope is not possible: There is no data set and no folder named 'nope' in ",
 }
@@ -497,7 +498,9 @@ def test_a_combination_is_called_best_only_if_another_is_significantly_worse() -
         "Two seeds can show only very large differences."
     )
     head, rows = build_results_table(equal)
-    assert "difference from the highest mean (points)" in head and [row[4] for row in rows] == [
+    assert "paired difference from the combination with the highest mean (points, seeds 1, 2)" in head and [
+        row[4] for row in rows
+    ] == [
         "highest mean",
         "no significant difference",
     ]
@@ -520,15 +523,18 @@ def test_notes_and_captions_explain_only_what_is_shown() -> None:
     one, two = fake({"1": [0.5], "2": [0.6]}), fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})
     three = fake({"1": [0.5, 0.6, 0.7], "2": [0.5, 0.6, 0.8], "3": [0.4, 0.5, 0.5]})
     told = [" ".join(format_notes(found)) for found in (one, two, three)]
-    assert [("±" in text, "Bonferroni" in text, "paired" in text) for text in told] == [
+    assert [("±" in text, "Bonferroni" in text, "seed by seed" in text) for text in told] == [
         (False, False, False),
         (False, False, True),
         (True, True, True),
     ]
+    front = (
+        "Orange: the Pareto front, i.e. combinations for which no other is at least as accurate and at most as costly, "
+        "and better in one of the two."
+    )
     assert [draw_study_figures(found)["pareto"].get_supxlabel() for found in (two, three)] == [
-        "Orange: the Pareto front. No other combination is as good in both accuracy and cost, and better in one.",
-        "Orange: the Pareto front. No other combination is as good in both accuracy and cost, and better in one. "
-        "Bars: 95 % confidence interval of the mean (three seeds or more).",
+        front,
+        f"{front} Bars: 95 % confidence interval of the mean (three seeds or more).",
     ]
     off = [f"data.augment.{name}=0" for name in ("shift", "rotate", "scale", "mixup")]
     for words, augmented in ((["model.depth=1,2"], True), (["model.depth=1,2", *off], False)):
@@ -626,7 +632,7 @@ def test_runs_without_labels_are_compared_by_a_linear_probe_and_the_report_says_
         build_results_table(found)[0][2] == "validation linear probe accuracy"
         and "a linear probe measures the features" in format_notes(found)[0]
     )
-    assert draw_study_figures(found)["curves"].axes[0].get_ylabel() == "mean squared error of hidden patches"
+    assert draw_study_figures(found)["curves"].axes[0].get_ylabel() == "mean squared error on the masked patches"
     assert not fake({"1": [0.5], "2": [0.6]}).uses_linear_probe
 
 

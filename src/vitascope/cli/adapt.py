@@ -23,21 +23,22 @@ PATCH_SIZE_ERROR = (
     "patch_embed.proj.weight, patch size: "
     "the outputs of the new filters for resized patches are compared with those of the old filters for the "
     "original patches. The error is computed for images whose neighbouring pixels have a correlation of 0.95, as in "
-    "photos; no images are read. Normal: 0 % for larger patches, 20 % for half the size, 40 % for a quarter."
+    "photos; no images are read. Typical values: 0 % for larger patches, 20 % for half the "
+    "side length, 40 % for a quarter of it."
 )
 GRAYSCALE_ERROR = (
     "patch_embed.proj.weight, one channel: "
-    "the part of the filters that responds to colour. Normal: 50 to 85 %. This step alone does "
-    "not change the output for grayscale images."
+    "does not matter for grayscale images: this step alone does not change their output. "
+    "The error is the part of the filters that responds to colour. Typical values: 50 to 85 %."
 )
 CHANNELS_ERROR = (
     "patch_embed.proj.weight, channels: "
     "the filters' effect on an image that repeats the old channels in order is compared with that before. "
-    "Normal: 0 % if the number of channels is a multiple of the old one, otherwise 25 to 65 %."
+    "Typical values: 0 % if the number of channels is a multiple of the old one, otherwise 25 to 65 %."
 )
 POSITIONS_ERROR = (
-    "pos_embed: the table is resampled to the new grid and back, and compared with the original. Normal: 3 % for a "
-    "larger grid, 10 to 15 % for about half as many rows and columns, 36 % for 4×4 instead of 14×14."
+    "pos_embed: the table is resampled to the new grid and back, and compared with the original. Typical values: 3 % "
+    "for a larger grid, 10 to 15 % for about half as many rows and columns, 36 % for 4×4 instead of 14×14."
 )
 
 

@@ -151,7 +151,18 @@ def print_unreadable_files(file_names: list[str]) -> None:
 
 
 def _print_class_and_corruption_tables(evaluation: "Evaluation") -> None:
-    columns = ["class", "images", "precision", "recall", "95 % CI of recall", "F1", "most often predicted instead"]
+    from vitascope.evaluation.report import list_most_frequent_wrong_predictions
+
+    all_wrong_predictions = list_most_frequent_wrong_predictions(evaluation.confusion_matrix, evaluation.classes)
+    columns = [
+        "class",
+        "images",
+        "precision",
+        "recall",
+        "95 % CI of recall",
+        "F1",
+        "most frequent wrong predictions (images)",
+    ]
     rows = [
         [
             name,
@@ -162,9 +173,9 @@ def _print_class_and_corruption_tables(evaluation: "Evaluation") -> None:
             if row.recall is None
             else f"{format_percent(row.recall_interval[0])} to {format_percent(row.recall_interval[1])}",
             format_percent(row.f1),
-            row.taken_for or "–",
+            wrong_predictions,
         ]
-        for name, row in evaluation.per_class.items()
+        for (name, row), wrong_predictions in zip(evaluation.per_class.items(), all_wrong_predictions, strict=True)
     ]
     title = "Per-class results"
     if len(rows) > MAX_TABLE_CLASSES:

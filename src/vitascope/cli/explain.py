@@ -29,12 +29,12 @@ FIGURE_DESCRIPTIONS = {  # start of the file name -> what the figure shows
     "explanations-": "heat maps of the methods",
     "heads-": "attention maps of the heads",
     "lens-": "logit lens: the class probability by block and patch",
-    "evidence": "faithfulness (deletion and insertion)",
-    "probes-blocks": "statistics of heads and blocks",
-    "probes-filters": "filters of the patch embedding",
-    "probes-positions": "position embeddings",
-    "probes-colours": "features of the patches, as colours",
-    "probes-map": "t-SNE of the features",
+    "faithfulness": "deletion and insertion curves",
+    "analysis-blocks": "statistics of heads and blocks",
+    "analysis-filters": "filters of the patch embedding",
+    "analysis-positions": "position embeddings",
+    "analysis-colours": "features of the patches, as colours",
+    "analysis-tsne": "t-SNE of the features",
 }
 
 
@@ -129,12 +129,13 @@ def _print_predictions_faithfulness_and_files(report: "ExplainReport", num_image
     if len(report.image_results) > MAX_LISTED_FILES:
         print(f"… and {len(report.image_results) - MAX_LISTED_FILES} more (explanations.json)")
     title = f"Faithfulness of the methods, best first ({format_count(num_images, 'image')})"
-    columns = ["method", "insertion − deletion", "deletion (lower is better)", "insertion (higher is better)"]
+    columns = ["method", "insertion − deletion", "deletion AUC ↓", "insertion AUC ↑"]
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:])))
     print(
-        "Mean probability of the explained class while patches are changed, most important first. Deletion: patches\n"
-        "turn grey. Insertion: patches of a blurred image are restored. Insertion − deletion: higher is better. Even\n"
-        "a random order can score above 0, so compare each method with the row 'random', on many images."
+        "AUC: area under the curve of the explained class's probability while patches are changed, most important\n"
+        "first (↓ lower is better, ↑ higher is better). Deletion: patches turn grey (the mean of the training images,\n"
+        "0 after normalisation). Insertion: patches of a blurred image are restored. Insertion − deletion: higher is\n"
+        "better. Even a random order can score above 0, so compare each method with the row 'random', on many images."
     )
     for row in report.faithfulness:
         print(f"  {get_method_label(row.method):<21}{describe_method_or_random(row.method)}")

@@ -19,8 +19,8 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 INT8_METHODS = {
-    "static": "the ranges of the tokens are fixed, measured on training images",
-    "dynamic": "the ranges of the tokens are measured at every call",
+    "static": "static quantization: activation ranges are fixed, measured on training images",
+    "dynamic": "dynamic quantization: activation ranges are computed at run time",
 }
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 

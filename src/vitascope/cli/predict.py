@@ -147,12 +147,9 @@ def probe(
         print(json.dumps(result.as_dict()))
         return
     print(f"Run: {model.run.path}")
+    knn_name = f"k-nearest neighbours (k={result.neighbours})"
     rows = [
-        [
-            f"k-nearest neighbours (k={result.neighbours})",
-            format_percent(result.knn, 2),
-            _format_interval(result.knn_interval),
-        ],
+        [knn_name, format_percent(result.knn, 2), _format_interval(result.knn_interval)],
         ["linear probe", format_percent(result.linear, 2), _format_interval(result.linear_interval)],
     ]
     title = (

@@ -84,7 +84,7 @@ def write_snapshot_figures_if_any(subject: Classifier, images: Images, output_fo
     if statistics:
         written += save_png_and_svg(
             _draw_statistics_over_epochs(statistics, len(run_images.images[:MAX_PROBE_IMAGES]) if run_images else 0),
-            output_folder / "over-time-probes",
+            output_folder / "over-time-analysis",
         )
     written.append(_write_gif(frames, output_folder / "over-time.gif"))
     return written
@@ -132,7 +132,7 @@ def _draw_statistics_over_epochs(statistics_by_epoch: dict[int, ProbeStatistics]
     for panel, field, title, unit in (
         (panels[0], "distance", "attention distance", "mean distance in patches"),
         (panels[1], "entropy", "attention entropy", "entropy in nats"),
-        (panels[2], "lens", "early predictions (logit lens)", "same class as at the end, % of images"),
+        (panels[2], "lens", "early predictions (logit lens)", "agreement with the final prediction in %"),
     ):
         for block in range(depth):
             values = [

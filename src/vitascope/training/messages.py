@@ -131,8 +131,10 @@ def format_training_summary(run: Run, data: TrainingData, *, suggest_evaluation:
     if not rows:
         return f"{run.path} has no metrics."
     last, seconds = rows[-1], sum(row["seconds"] for row in rows)
-    text = f"{format_count(last['epoch'], 'epoch')} in {seconds:.1f} s, training loss {last['train_loss']:z.3f}"
-    train = run.recipe.train
+    train, passes = run.recipe.train, run.recipe.data.passes_per_epoch
+    epochs = format_count(last["epoch"], "epoch")
+    epochs += f" ({last['epoch'] * passes:,} passes over the training images)" if passes > 1 else ""
+    text = f"{epochs} in {seconds:.1f} s, training loss {last['train_loss']:z.3f}"
     text += "" if train.uses_labels else f" ({load_objective(train.objective).loss_name})"
     if "val_accuracy" in last and data.validation is not None:
         metric = "validation accuracy" if "train_accuracy" in last else "linear-probe validation accuracy"

@@ -532,7 +532,8 @@ def test_notes_and_captions_explain_only_what_is_shown() -> None:
         "Orange: the Pareto front, i.e. combinations for which no other is at least as accurate and at most as costly, "
         "and better in one of the two."
     )
-    assert [draw_study_figures(found)["pareto"].get_supxlabel() for found in (two, three)] == [
+    captions = [draw_study_figures(found)["pareto"].get_supxlabel() for found in (two, three)]
+    assert [" ".join(caption.split()) for caption in captions] == [
         front,
         f"{front} Bars: 95 % confidence interval of the mean (three seeds or more).",
     ]
@@ -560,7 +561,7 @@ def test_a_combination_with_fewer_seeds_is_not_the_best_and_no_spread_is_not_tes
     )
     assert even.timing_note.startswith("Times (") and even.format_timing_note("All other times").startswith("All other")
     three = fake({"1": [0.5, 0.6, 0.7], "2": [0.51, 0.61, 0.71]})
-    assert build_results_table(three)[1][0][3] == "-1.00 in every seed"
+    assert build_results_table(three)[1][0][3] == "−1.00 in every seed"
     assert not any("Not testable" in line for line in format_notes(fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})))
     image = fake({"1": [61 / 90, 59 / 90], "2": [60 / 90, 58 / 90]})  # an image apart: equal but for rounding
     other = image.compute_corrected_difference_from_best(image.combinations[1])

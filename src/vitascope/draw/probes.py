@@ -45,7 +45,7 @@ def draw_block_statistics(
     colorbar_label = "linear CKA (1: same representation)"
     draw_heatmap(figure, panels[3], block_similarity, colormap=SEQUENTIAL, colorbar_label=colorbar_label, **labels)
     panels[4].plot(range(len(logit_lens_agreement)), 100 * logit_lens_agreement, "o-", color=COLOURS[0])
-    set_labels(panels[4], "early predictions (logit lens)", "after block", "agreement with the final prediction in %")
+    set_labels(panels[4], "early predictions (logit lens)", "after block", "agreement with final prediction in %")
     panels[4].set_ylim(0, 102)
     for panel in panels[:2]:
         set_integer_ticks(panel.xaxis)

@@ -132,7 +132,7 @@ def _draw_statistics_over_epochs(statistics_by_epoch: dict[int, ProbeStatistics]
     for panel, field, title, unit in (
         (panels[0], "distance", "attention distance", "mean distance in patches"),
         (panels[1], "entropy", "attention entropy", "entropy in nats"),
-        (panels[2], "lens", "early predictions (logit lens)", "agreement with the final prediction in %"),
+        (panels[2], "lens", "early predictions (logit lens)", "agreement with final prediction in %"),
     ):
         for block in range(depth):
             values = [

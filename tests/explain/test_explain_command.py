@@ -122,7 +122,7 @@ def test_a_run_that_kept_weights_is_shown_over_time(vitascope, images, tmp_path)
     assert vitascope("explain", str(run.path), images[0], "--methods", "attention", "--out", str(out)).code == 0
     with Image.open(out / "over-time.gif") as animation:
         assert animation.n_frames == 3
-    assert (out / "over-time-strip.png").is_file() and (out / "over-time-probes.svg").is_file()
+    assert (out / "over-time-strip.png").is_file() and (out / "over-time-analysis.svg").is_file()
     (run.get_path("kept") / kept[1]).write_text("x")
     damaged = vitascope("explain", str(run.path), images[0], "--methods", "attention", "--out", str(out))
     assert damaged.code == 2 and f"{kept[1]} is incomplete or does not match its config.json" in damaged.err
@@ -155,7 +155,7 @@ def test_json_holds_the_requested_methods(vitascope, run, images, tmp_path) -> N
     said = json.loads(answer.out)
     assert set(said["images"][0]["heat"]) == {"rollout", "gradient"} and said["images"][0]["explained"] == "3"
     assert {row["method"] for row in said["evidence"]} == {"rollout", "gradient", "random"}
-    assert not any("probes" in path for path in said["files"])
+    assert not any("analysis-" in path for path in said["files"])
     assert "NaN" not in answer.out and said["evidence"][0]["deletion_error"] is None, "one image has no standard error"
 
 

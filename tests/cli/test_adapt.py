@@ -70,7 +70,7 @@ def test_the_relative_errors_that_are_called_normal_are_those_of_real_weights() 
         return 100 * changes[-1].lost
 
     filters = "patch_embed.proj.weight"
-    assert "0 % for larger patches, 20 % for half the size, 40 % for a quarter" in PATCH_SIZE_ERROR
+    assert "0 % for larger patches, 20 % for half the side length, 40 % for a quarter of it" in PATCH_SIZE_ERROR
     for patch_size, percent in ((32, 0), (8, 20), (4, 40)):
         assert measure_percent(filters, patch_size=patch_size) == pytest.approx(percent, abs=2)
     assert "50 to 85 %" in GRAYSCALE_ERROR

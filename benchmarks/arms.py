@@ -12,6 +12,7 @@ from benchmarks.figures import TimePoint
 from benchmarks.records import Row
 from vitascope import open_model, train
 from vitascope.model.anatomy import count_forward_flops_per_image, count_parameters
+from vitascope.number_format import format_percent
 from vitascope.run.metrics import list_epoch_seconds_without_setup, sum_epoch_seconds, sum_seconds_without_setup
 from vitascope.training.hardware import count_equivalent_forward_passes
 
@@ -58,7 +59,7 @@ def train_and_measure(
     row |= {"compiled": run.machine["hardware"]["compiled"]}
     row |= {"curve": compute_accuracy_over_time(rows)} if with_curve else {}
     size = f"{row['parameters']:,} parameters, {row['steady_seconds']} s, {row['images_per_second']:,} images/s"
-    accuracies = " / ".join(f"{score:.2%}" for score in scores.values())
+    accuracies = " / ".join(format_percent(score, 2) for score in scores.values())
     print(f"{arm_name:42s} seed {run.recipe.train.seed}: {accuracies}, {size}", flush=True)
     del trained
     gc.collect()  # a CUDA graph keeps its memory in a reference cycle

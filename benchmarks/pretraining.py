@@ -21,6 +21,7 @@ from vitascope import open_model, train
 from vitascope.draw.style import save_figure
 from vitascope.evaluation.probe import evaluate_knn_and_linear_probe
 from vitascope.model.anatomy import count_forward_flops_per_image
+from vitascope.number_format import format_percent
 from vitascope.run.directory import Run
 from vitascope.run.metrics import sum_epoch_seconds
 from vitascope.training.hardware import count_equivalent_forward_passes
@@ -109,7 +110,7 @@ def finetune_and_measure(
         settings |= {"train.muon_lr": args.muon_lr, "train.lr": args.lr}
     row = {"arm": arm_name, "kind": "fine-tuned", "labels": label_fraction, "seed": seed}
     row |= train_and_measure(
-        f"{arm_name}, {label_fraction:.0%} of the labels",
+        f"{arm_name}, {format_percent(label_fraction, 0)} of the labels",
         args.data,
         settings,
         args,

@@ -16,6 +16,7 @@ from benchmarks.arms import train_and_measure
 from benchmarks.figures import SettingEffect, draw_setting_effects
 from benchmarks.records import GrowingRecord, add_run_options
 from vitascope.draw.style import save_figure
+from vitascope.number_format import format_percent
 from vitascope.records.ablation import compare_arms_with_baselines, list_gains_in_percentage_points
 
 PLAIN_MODEL = {
@@ -82,7 +83,7 @@ def draw_records(record_paths: list[Path], figure_path: Path) -> None:
     for path in record_paths:
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
         first, arms = rows[0], compare_arms_with_baselines(rows)
-        labels = f"{first['labels']:.0%} of the labels"
+        labels = f"{format_percent(first['labels'], 0)} of the labels"
         title = f"{labels}\nplain: {100 * arms[0].mean_accuracy:.1f} %"
         panels[title] = [SettingEffect(*gain) for gain in list_gains_in_percentage_points(arms)]
     save_figure(

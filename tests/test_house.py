@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.shaped import find_shaped_modules
+from vitascope.number_format import format_number, format_percent
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -31,9 +32,27 @@ def test_functions_are_short_and_users_never_meet_an_assert(path: Path) -> None:
             assert node.end_lineno - node.lineno <= 40, f"{node.name} is too long"
 
 
-def test_a_signed_number_that_rounds_to_zero_has_no_minus() -> None:
-    for path in SOURCES:
-        assert not re.search(r":\+\.\d[f%]", path.read_text(encoding="utf-8")), f"{path.name}: write :+z.3f"
+def test_percentages_and_signed_numbers_have_one_format() -> None:
+    """98.67 % and −0.052, from number_format.py; a signed number that rounds to zero has no minus."""
+    for path in (path for path in SOURCES if path.name != "number_format.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r":z?\.\d%\}", text), f"{path.name}: use format_percent"
+        assert not re.search(r":\+z?\.\d[f%]", text), f"{path.name}: use format_number"
+        assert not re.search(r"[\"']\+\.\d[f%]", text), f"{path.name}: write +z.3f"
+        assert not re.search(r"f\"[^\"\n]*\d\}%", text), f"{path.name}: use format_percent"
+
+
+@pytest.mark.parametrize(
+    ("fraction", "num_decimals", "text"),
+    [(0.98671, 2, "98.67 %"), (-0.0524, 1, "−5.2 %"), (-1e-9, 1, "0.0 %"), (None, 1, "–"), (0.5, 0, "50 %")],
+)
+def test_a_percentage_has_a_space_and_a_minus_sign(fraction: float | None, num_decimals: int, text: str) -> None:
+    assert format_percent(fraction, num_decimals) == text
+
+
+def test_a_signed_number_has_a_minus_sign() -> None:
+    numbers = [(-0.0521, "+z.3f"), (0.5, "+z.2f"), (-0.0001, "+z.2f"), (-10_000, ">7,.0f")]
+    assert [format_number(*number) for number in numbers] == ["−0.052", "+0.50", "+0.00", "−10,000"]
 
 
 def test_the_tracked_tree_is_light() -> None:

@@ -247,7 +247,7 @@ def test_an_unfilled_skeleton_is_not_called_wrong(vitascope: Callable, write_fil
     path = write_file("def attention(q, k, v, mask=None):\n    scores = q[..., None]\n    ...\n")
     answer = vitascope("check", str(path))
     assert answer.code == 1 and "not filled in yet" in answer.out and "wrong" not in answer.out
-    assert "  Line 3 still contains ..." in answer.out  # the dots of an index are code
+    assert "  Line 3 still contains `...`." in answer.out  # the dots of an index are code
     assert json.loads(vitascope("check", str(path), "--json").out)["parts"][0]["passed"] is False
     assert "not filled in yet" in vitascope("check", "--all", str(path.parent)).out
 

@@ -136,8 +136,19 @@ def test_an_unknown_mistake_is_reported_with_evidence() -> None:
 
     report = vitascope.check(attention)
     assert report.mistakes == ["unknown"]
-    assert "Rows of the attention map should sum to 1: yours do not." in report.evidence
-    assert "Doubling the values should double the output: yours does." in report.evidence
+    assert "✗ the rows of the attention weights sum to 1" in report.evidence
+    assert "✓ doubling the values doubles the output" in report.evidence
+    assert report.format_headline() == "✗ attention (attention): wrong (cause not recognised)"
+
+
+def test_a_function_that_should_be_a_module_gets_a_fitting_hint() -> None:
+    def attention(q, k, v):
+        return q.transpose(-2, -1) @ k @ v
+
+    for part in ("vit", "transformer-block"):
+        report = vitascope.check(attention, part)
+        assert report.verdict == "could not be checked"
+        assert report.hints == [f"attention is a function; the part {part} needs a class or an nn.Module."]
 
 
 def test_an_ignored_mask_is_reported() -> None:

@@ -30,7 +30,7 @@ def test_the_report_is_printed_and_the_model_saved(vitascope, weights, tmp_path)
     for words in (
         "4×4",
         "7×7",
-        "pixels used",
+        "pixels covered by patches",
         "pseudo-inverse",
         "num_heads=2 (embed_dim 128 / 64 per head)",
         "Alternative without resampling: keep img_size=32 and patch_size=8, and upscale the images.",
@@ -48,7 +48,7 @@ def test_the_report_is_printed_and_the_model_saved(vitascope, weights, tmp_path)
     [
         ("img_size=64", ["pos_embed: the table"]),
         ("img_size=28 patch_size=4", ["patch_embed.proj.weight, patch size: the outputs", "pos_embed: the table"]),
-        ("in_chans=1", ["patch_embed.proj.weight, one channel: the part"]),
+        ("in_chans=1", ["patch_embed.proj.weight, one channel: does not matter"]),
         ("in_chans=6", ["patch_embed.proj.weight, channels: the filters' effect"]),
         ("num_classes=7", []),
     ],
@@ -57,7 +57,7 @@ def test_the_relative_error_is_explained_for_what_is_resampled(vitascope, weight
     answer = vitascope("adapt", weights, *settings.split())
     lines = [line for line in answer.out.splitlines() if line.startswith("  ")]
     assert [line.strip().startswith(start) for line, start in zip(lines, explained, strict=True)] == [True] * len(lines)
-    assert all("Normal: " in line for line in lines) and ("Relative error:" in answer.out) == bool(explained)
+    assert all("Typical values: " in line for line in lines) and ("Relative error:" in answer.out) == bool(explained)
 
 
 @real
@@ -70,7 +70,7 @@ def test_the_relative_errors_that_are_called_normal_are_those_of_real_weights() 
         return 100 * changes[-1].lost
 
     filters = "patch_embed.proj.weight"
-    assert "0 % for larger patches, 20 % for half the size, 40 % for a quarter" in PATCH_SIZE_ERROR
+    assert "0 % for larger patches, 20 % for half the side length, 40 % for a quarter of it" in PATCH_SIZE_ERROR
     for patch_size, percent in ((32, 0), (8, 20), (4, 40)):
         assert measure_percent(filters, patch_size=patch_size) == pytest.approx(percent, abs=2)
     assert "50 to 85 %" in GRAYSCALE_ERROR

@@ -75,7 +75,7 @@ def test_figures_are_drawn(vitascope, words, tmp_path) -> None:
 
 def test_the_mask_is_printed_as_numbers(vitascope, tmp_path) -> None:
     lines = vitascope("draw", "mask", "--tokens", "3", "--out", str(tmp_path / "mask.png")).out.splitlines()
-    assert [line.split() for line in lines[:3]] == [["0", "-10,000", "-10,000"], ["0", "0", "-10,000"], ["0", "0", "0"]]
+    assert [line.split() for line in lines[:3]] == [["0", "−10,000", "−10,000"], ["0", "0", "−10,000"], ["0", "0", "0"]]
 
 
 @pytest.mark.filterwarnings("ignore:.*profiler.*:UserWarning")

@@ -61,7 +61,7 @@ def test_evaluating_prints_classes_calibration_and_corruptions(vitascope, traine
         "calibration error",
         "temperature",
         "recall",
-        "most often predicted instead",
+        "most frequent wrong predictions (images)",
         "Each cell: strength: accuracy.",
         "noise (standard deviation; pixel values 0 to 1)",
         "blur (standard deviation in pixels)",
@@ -109,7 +109,10 @@ def test_predicting_files_and_folders_in_three_formats(vitascope, trained) -> No
     assert [row["class"] for row in rows] == [item["class"] for item in predictions]
     assert float(rows[0]["probability"]) == pytest.approx(predictions[0]["probability"], abs=1e-6)
     shown = vitascope("predict", "runs/digits", "photos/inner/3.png").out
-    assert "photos/inner/3.png" in shown and f"{predictions[3]['class']} {predictions[3]['probability']:.1%}" in shown
+    assert (
+        "photos/inner/3.png" in shown
+        and f"{predictions[3]['class']} {100 * predictions[3]['probability']:.1f} %" in shown
+    )
 
 
 def test_features_and_neighbours(vitascope, trained) -> None:

@@ -110,7 +110,7 @@ def test_the_precision_of_the_validation_accuracy_is_named_where_it_is_not_float
     metrics = next(path for path in here.glob("runs/digits/*/metrics.jsonl") if "bfloat16" in _read_machine(path))
     *rows, last = metrics.read_text().splitlines()
     metrics.write_text("\n".join([*rows, json.dumps(json.loads(last) | {"val_accuracy": 0.123})]) + "\n")
-    note = "Computed in float32; during training, in bfloat16, it was 12.30%."
+    note = "Computed in float32; during training, in bfloat16, it was 12.30 %."
     assert note in vitascope("evaluate", str(metrics.parent), "--split", "val", "--quick").out
     assert note not in vitascope("evaluate", str(metrics.parent), "--split", "train", "--quick").out
 
@@ -194,7 +194,7 @@ def test_finding_a_rate_draws_and_suggests(vitascope, here) -> None:
     assert 3e-4 < rate < 0.1
     assert "muon" not in answer.out
     muon = vitascope("lr-find", "digits", *WORDS, *easy, "train.optimizer=muon", "train.lr=0.9", "train.muon_lr=2.7")
-    assert "train.muon_lr was changed by the same factor as train.lr." in muon.out
+    assert "The suggested train.muon_lr is scaled by the same factor (" in muon.out
     with Image.open("lr-find.png") as picture:
         assert picture.width > 600
 
@@ -225,12 +225,16 @@ def test_the_preview_says_how_images_are_mixed() -> None:
     digits = describe_augmentation(None, [], POLICIES["digits"])
     assert digits.startswith("with the default augmentation of this data (shift up to 1 pixel, rotation up to 6°")
     assert "With mixup, a version is a weighted average" in digits and "CutMix" not in digits
+    colour = describe_augmentation(None, [], POLICIES["cifar10"], "colour")
+    assert colour.startswith("with the default augmentation for colour images (")
     photos = describe_augmentation(None, ["data.augment.flip=0"], POLICIES["cifar10"])
     assert "changed by data.augment.flip=0" in photos and "With CutMix, a rectangle" in photos
-    assert "shift up to 4 pixels" in photos and "crop of 20% to 100%" in AugmentConfig(crop_scale=(0.2, 1)).description
-    assert "CutMix on 50% of the images (Beta parameter 1))." in photos
+    assert (
+        "shift up to 4 pixels" in photos and "crop of 20 % to 100 %" in AugmentConfig(crop_scale=(0.2, 1)).description
+    )
+    assert "CutMix on 50 % of the images (Beta parameter 1))." in photos
     both = replace(POLICIES["cifar10"], mixup=0.8)
-    assert "mixup or CutMix, each on 25% of the images (Beta parameters 0.8 and 1)" in both.description
+    assert "mixup or CutMix, each on 25 % of the images (Beta parameters 0.8 and 1)" in both.description
     assert AugmentConfig(mixup=0.8).description == "mixup (Beta parameter 0.8)"  # the probability is the data set's
     assert AugmentConfig(cutmix=1, mix_prob=0).description == AugmentConfig(mix_prob=0.5).description == ""
     named = {item.name for item in fields(AugmentConfig)} - {"flip_mode", "shift_fill"}  # the others are numbers

@@ -239,7 +239,10 @@ def test_a_folder_without_training_classes_is_an_error(tmp_path, make, sentence)
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("cifar", "Did you mean cifar10? To use your own data, set data.name to the path of the folder."),
+        (
+            "cifar",
+            "Did you mean cifar10? To use your own data, give the path of its folder (in training: data.name=FOLDER).",
+        ),
         ("mnist", ": mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"),
         ("cifar10", "cifar-10-batches-py/"),
         (__file__, "neither a folder of class folders nor an .npz file"),

@@ -21,7 +21,7 @@ def title_boxes(figure) -> list:
 
 def test_the_title_of_a_confusion_matrix_is_inside_the_figure() -> None:
     figure = draw_confusion_matrix(
-        np.eye(3) * 6, NAMES, "cifar10 on photos, validation images: accuracy 27.78%, 18 images"
+        np.eye(3) * 6, NAMES, "cifar10 on photos, validation images: accuracy 27.78 %, 18 images"
     )
     [box] = title_boxes(figure)
     assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
@@ -35,7 +35,7 @@ def test_the_caption_of_a_confusion_matrix_mentions_empty_rows_only_if_there_are
 
 @pytest.mark.parametrize("count", [3, 6, 12])
 def test_titles_of_tiles_do_not_overlap(count) -> None:
-    title = "true: African_elephant (23.5%)\npredicted: golden_retriever (39.0%)"
+    title = "true: African_elephant (23.5 %)\npredicted: golden_retriever (39.0 %)"
     boxes = title_boxes(draw_image_tiles([np.zeros((8, 8, 1))] * count, [title] * count, "Errors."))
     assert len(boxes) == count
     for number, box in enumerate(boxes):
@@ -44,7 +44,7 @@ def test_titles_of_tiles_do_not_overlap(count) -> None:
 
 def test_a_long_caption_leaves_room_for_the_titles() -> None:
     figure = draw_image_tiles(
-        [np.zeros((8, 8, 1))] * 3, ["merged: 8 tokens left\n0, 12%"] * 3, "word " * 60, num_columns=3
+        [np.zeros((8, 8, 1))] * 3, ["merged: 8 tokens left\n0, 12 %"] * 3, "word " * 60, num_columns=3
     )
     assert all(box.y1 <= figure.bbox.y1 for box in title_boxes(figure))
 
@@ -98,7 +98,7 @@ def test_the_loss_axis_names_the_loss() -> None:
     axes = [figure.axes[0].get_ylabel() for figure in figures]
     assert axes == [
         "cross-entropy",
-        "training loss:\nmean squared error of hidden patches",
+        "training loss:\nmean squared error on the masked patches",
         "training loss:\ncross-entropy of teacher and student",
     ]
     compared = (
@@ -108,4 +108,4 @@ def test_the_loss_axis_names_the_loss() -> None:
         .axes[0]
         .get_ylabel()
     )
-    assert compared == "cross-entropy\nor mean squared error of hidden patches"
+    assert compared == "cross-entropy\nor mean squared error on the masked patches"

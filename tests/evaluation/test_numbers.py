@@ -16,7 +16,11 @@ from vitascope.evaluation.calibration import (
     wilson_interval,
 )
 from vitascope.evaluation.evaluate import top_k_accuracy
-from vitascope.evaluation.report import compute_class_scores, compute_confusion_matrix
+from vitascope.evaluation.report import (
+    compute_class_scores,
+    compute_confusion_matrix,
+    list_most_frequent_wrong_predictions,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,12 @@ def test_a_class_that_is_not_there_has_no_share() -> None:
     )
 
 
+def test_equally_frequent_wrong_predictions_are_all_listed_with_their_counts() -> None:
+    counts = torch.tensor([[5, 2, 1, 0, 0], [1, 9, 1, 0, 1], [0, 0, 7, 0, 0], [1, 1, 1, 0, 1], [0, 0, 0, 0, 0]])
+    listed = list_most_frequent_wrong_predictions(counts, list("abcde"))
+    assert listed == ["b (2)", "a (1), c (1), e (1)", "–", "a (1), b (1), c (1), …", "–"]
+
+
 def with_confidence(shares: list[float], right: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Two-class logits whose larger probability is the given one; class 0 is said."""
     logits = torch.tensor([[math.log(share), math.log(1 - share)] for share in shares], dtype=torch.float64)
@@ -83,36 +93,36 @@ def test_the_calibration_error_of_a_worked_example() -> None:
         (
             [0.95, 0.90, 0.70],
             [0, 0, 0],
-            "expected calibration error 85.0%, over-confident in all 3 non-empty bins (of 15 confidence bins)",
+            "expected calibration error 85.0 %, over-confident in all 3 non-empty bins (of 15 confidence bins)",
         ),
         (
             [0.95, 0.90, 0.70],
             [1, 1, 1],
-            "expected calibration error 15.0%, under-confident in all 3 non-empty bins (of 15 confidence bins)",
+            "expected calibration error 15.0 %, under-confident in all 3 non-empty bins (of 15 confidence bins)",
         ),
         (
             [0.95, 0.90, 0.62, 0.64],
             [1, 0, 1, 0],
-            "expected calibration error 30.2%; mean confidence is 27.7 percentage points above the accuracy",
+            "expected calibration error 30.2 %; mean confidence is 27.7 percentage points above the accuracy",
         ),
-        ([0.90, 0.9999], [0, 1], "expected calibration error 45.0%, mostly over-confident"),
+        ([0.90, 0.9999], [0, 1], "expected calibration error 45.0 %, mostly over-confident"),
         (
             [0.95, 0.65, 0.60],
             [1, 1, 0],
-            "expected calibration error 33.3%; mean confidence is 6.7 percentage points above the accuracy",
+            "expected calibration error 33.3 %; mean confidence is 6.7 percentage points above the accuracy",
         ),
         (
             [0.75, 0.75, 0.75, 0.75, 0.95, 0.95],
             [1, 1, 1, 0, 1, 1],
-            "expected calibration error 1.7%, under-confident in both non-empty bins (of 15 confidence bins)",
+            "expected calibration error 1.7 %, under-confident in both non-empty bins (of 15 confidence bins)",
         ),
-        ([0.9, 0.55, 0.55], [1, 1, 0], "expected calibration error 6.7%, over-confident in some bins and under"),
+        ([0.9, 0.55, 0.55], [1, 1, 0], "expected calibration error 6.7 %, over-confident in some bins and under"),
         (
             [0.9],
             [1],
-            "expected calibration error 10.0%, under-confident in the only non-empty bin (of 15 confidence bins)",
+            "expected calibration error 10.0 %, under-confident in the only non-empty bin (of 15 confidence bins)",
         ),
-        ([0.99999], [1], "expected calibration error 0.0%"),
+        ([0.99999], [1], "expected calibration error 0.0 %"),
     ],
 )
 def test_the_same_calibration_number_is_never_given_twice(shares, right, description) -> None:

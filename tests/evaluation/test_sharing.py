@@ -162,7 +162,10 @@ def test_a_card_tells_the_accuracy_of_the_weights_it_is_for(run, tmp_path) -> No
     rows = [row | {"val_accuracy": 0.5} for row in run.metrics]
     rows[4]["val_accuracy"], rows[-1]["val_accuracy"] = 0.875, 0.25
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for best, there, elsewhere in ((True, "87.50% (epoch 5, the best of 20", "25.00%"), (False, "25.00%", "87.50%")):
+    for best, there, elsewhere in (
+        (True, "87.50 % (epoch 5, the best of 20", "25.00 %"),
+        (False, "25.00 %", "87.50 %"),
+    ):
         folder = open_model(place, best=best).save_pretrained(tmp_path / str(best))
         card = (folder / "README.md").read_text()
         assert f"Validation accuracy {there}" in card and elsewhere not in card

@@ -50,14 +50,21 @@ def test_all_figures_and_numbers_are_written(vitascope, run, images, tmp_path) -
         and "occlusion" in answer.out
         and "random" in answer.out
     )
-    for stem in ("explanations-digit0", "heads-digit1", "evidence", "probes-blocks", "probes-colours", "probes-map"):
+    for stem in (
+        "explanations-digit0",
+        "heads-digit1",
+        "faithfulness",
+        "analysis-blocks",
+        "analysis-colours",
+        "analysis-tsne",
+    ):
         assert (out / f"{stem}.png").stat().st_size > 5000 and (out / f"{stem}.svg").is_file()
     contents = json.loads((out / "explanations.json").read_text())
     assert len(contents["images"]) == 2 and len(contents["images"][0]["heat"]["relevance"]) == 4
     assert "attention-gradient   gradient-weighted attention: attention × gradient of the logit" in answer.out
     assert {row["method"] for row in contents["evidence"]} == {*METHODS, "random"}, "the names in JSON stay"
     assert "relevance            attention × gradient of the logit" in answer.out
-    assert json.loads((out / "probes.json").read_text())["lens"][-1] == 1.0  # after the last block: the answer itself
+    assert json.loads((out / "analysis.json").read_text())["lens"][-1] == 1.0  # after the last block: the answer itself
 
 
 def test_the_state_before_the_first_block_is_named_and_explained(vitascope, run, images, tmp_path, monkeypatch) -> None:
@@ -91,7 +98,7 @@ def test_a_folder_s_pictures_that_explain_wrote_are_not_explained_again(vitascop
         answer = vitascope("explain", str(run.path), str(tmp_path), "--out", str(tmp_path), "--methods", "attention")
         assert answer.code == 0, answer.err
         contents = json.loads((tmp_path / "explanations.json").read_text())
-        assert len(contents["images"]) == len(images) and any("probes-map" in file for file in contents["files"])
+        assert len(contents["images"]) == len(images) and any("analysis-tsne" in file for file in contents["files"])
 
 
 def test_probes_can_be_about_test_images(vitascope, run, images, tmp_path) -> None:
@@ -115,7 +122,7 @@ def test_a_run_that_kept_weights_is_shown_over_time(vitascope, images, tmp_path)
     assert vitascope("explain", str(run.path), images[0], "--methods", "attention", "--out", str(out)).code == 0
     with Image.open(out / "over-time.gif") as animation:
         assert animation.n_frames == 3
-    assert (out / "over-time-strip.png").is_file() and (out / "over-time-probes.svg").is_file()
+    assert (out / "over-time-strip.png").is_file() and (out / "over-time-analysis.svg").is_file()
     (run.get_path("kept") / kept[1]).write_text("x")
     damaged = vitascope("explain", str(run.path), images[0], "--methods", "attention", "--out", str(out))
     assert damaged.code == 2 and f"{kept[1]} is incomplete or does not match its config.json" in damaged.err
@@ -148,7 +155,7 @@ def test_json_holds_the_requested_methods(vitascope, run, images, tmp_path) -> N
     report = json.loads(answer.out)
     assert set(report["images"][0]["heat"]) == {"rollout", "gradient"} and report["images"][0]["explained"] == "3"
     assert {row["method"] for row in report["evidence"]} == {"rollout", "gradient", "random"}
-    assert not any("probes" in path for path in report["files"])
+    assert not any("analysis-" in path for path in report["files"])
     assert "NaN" not in answer.out and report["evidence"][0]["deletion_error"] is None, (
         "one image has no standard error"
     )
@@ -172,8 +179,8 @@ def test_captions_name_the_patch_from_1_and_only_what_is_drawn() -> None:
     assert "Attention to the class and register tokens is not shown" in _format_attention_caption(registers, None)
     assert "Uniform attention would be 0.0526." in _format_attention_caption(registers, None)
     assert "or at twice uniform attention (" in _format_attention_caption(plain, None)
-    assert _describe_image_selection(64, 90) == "64 evenly spaced of 90" and _describe_image_selection(64, 64) == "64"
-    assert _describe_image_selection(MAX_IMAGES, MAX_IMAGES) == f"{MAX_IMAGES} evenly spaced"
+    assert _describe_image_selection(64, 90) == "64 of the 90" and _describe_image_selection(64, 64) == "64"
+    assert _describe_image_selection(MAX_IMAGES, MAX_IMAGES) == f"a selection of {MAX_IMAGES}"
     chosen = _choose_evenly_spaced_indices(60).tolist()
     assert len(set(chosen)) == 32 and chosen[0] == 0 and chosen[-1] == 59, "images of all classes of a sorted folder"
     heat = torch.rand(4, 4)

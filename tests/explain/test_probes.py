@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from tests.explain.test_explain import KINDS, made, pictures
 from vitascope import UserError
+from vitascope.draw.probes import draw_block_statistics
 from vitascope.explain import attention_maps, get_token_layout, model_statistics
 from vitascope.explain.maps import TokenLayout
 from vitascope.explain.model_figures import _convert_to_json_numbers
@@ -57,6 +59,16 @@ def test_cka_by_its_laws() -> None:
     assert apart.compute_cka_matrix()[0, 1].item() < 0.01
     with pytest.raises(UserError, match="at least 4 images"):
         cka.add_batch([x[:3]] * 4)
+
+
+def test_the_state_before_the_first_block_is_called_input() -> None:
+    """Its number would be 0, and blocks.0 is the first block."""
+    head_values, states = np.full((12, 3), 0.5), np.ones(13)
+    figure = draw_block_statistics(head_values, head_values, np.ones((13, 3)), np.eye(13), states, 5, "caption")
+    for panel in figure.axes[2:5]:
+        labels = [label.get_text() for label in panel.get_xticklabels()]
+        assert labels == ["input", "2", "4", "6", "8", "10", "12"]
+    assert [label.get_text() for label in figure.axes[3].get_yticklabels()] == labels
 
 
 def test_the_similarity_of_features_that_are_equal_for_all_images_is_undefined() -> None:

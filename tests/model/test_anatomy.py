@@ -70,9 +70,9 @@ def test_shapes_are_a_real_models() -> None:
 def test_sheet_b_shapes_exactly() -> None:
     stages = {stage.name: stage for stage in list_stages_from_first_block(ModelConfig(embed_dim=768, num_heads=12), 5)}
     assert stages["tokens"].shape == [1, 5, 768]
-    assert stages["blocks.0.attn.query"].shape == stages["blocks.0.attn.heads"].shape == [1, 12, 5, 64]
+    assert stages["blocks.0.attn.query"].shape == stages["blocks.0.attn.head_outputs"].shape == [1, 12, 5, 64]
     assert stages["blocks.0.attn.maps"].shape == [1, 12, 5, 5]
-    assert stages["blocks.0.attn.joined"].shape == [1, 5, 768]
+    assert stages["blocks.0.attn.concat"].shape == [1, 5, 768]
     assert stages["tokens"].bytes == 5 * 768 * 4
     assert "image" not in stages
 

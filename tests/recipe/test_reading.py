@@ -1,13 +1,20 @@
 """Recipes: found by name or path, overridden strictly."""
 
 import json
+import re
 from dataclasses import asdict
 
 import pytest
 from omegaconf import OmegaConf
 
 from vitascope import UserError
-from vitascope.recipe.reading import SETTING_ALIASES, list_recipe_names, read_model_config, read_recipe
+from vitascope.recipe.reading import (
+    SETTING_ALIASES,
+    list_recipe_names,
+    read_builtin_recipe_description,
+    read_model_config,
+    read_recipe,
+)
 from vitascope.recipe.schema import Recipe, build_omegaconf_schema, convert_recipe_to_dict, find_non_default_settings
 
 
@@ -42,6 +49,15 @@ def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
     assert read_model_config("mine.yaml").depth == 5
 
 
+@pytest.mark.parametrize("name", list_recipe_names())
+def test_the_passes_in_a_description_are_epochs_times_passes_per_epoch(name: str) -> None:
+    recipe, text = read_recipe(name), read_builtin_recipe_description(name)
+    epochs, passes = recipe.train.epochs, recipe.data.passes_per_epoch
+    stated = re.search(r"(\d+) (passes|epochs)", text)
+    assert stated or passes == 1, "an epoch of several passes is not what the field calls an epoch"
+    assert stated is None or stated[0] == (f"{epochs} epochs" if passes == 1 else f"{epochs * passes} passes")
+
+
 @pytest.mark.parametrize(
     ("name", "words", "sentence"),
     [
@@ -56,6 +72,9 @@ def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
         ("cifar10", ["model.depth=many"], "model.depth: many is not a whole number."),
         ("cifar10", ["model.depth=[1"], "cannot be read as YAML"),
         ("cifar10", ["depth"], "'depth' is not a setting"),
+        ("cifar10", ["train.epochs", "3"], "'train.epochs' has no value. Write train.epochs=3, without spaces."),
+        ("cifar10", ["train.epochs", "train.lr=1"], "'train.epochs' has no value. Write train.epochs=VALUE"),
+        ("cifar10-mae", ["mae.mask_ratio", "0.5"], "Write mae.mask_ratio=0.5, without spaces."),
         ("cifar10", ["model.depth=???"], "model.depth=??? is not a value"),
         ("cifar10", ["model.img_size=big"], "Write a pair as [32,64]"),
         (

@@ -313,7 +313,7 @@ def test_the_help_lists_the_kinds_of_marks(vitascope) -> None:
 
 def test_two_values_are_in_the_order_of_their_seeds() -> None:
     assert format_percent_mean_or_values([0.9761, 0.9759]) == "97.61, 97.59 %"
-    assert format_mean_difference_or_values([0.02, -0.01], 0.1, 100) == "+2.00, -1.00"
+    assert format_mean_difference_or_values([0.02, -0.01], 0.1, 100) == "+2.00, −1.00"
 
 
 def test_gpu_benchmarks_and_scaling_exponents_are_formatted_from_their_records(tmp_path) -> None:
@@ -323,7 +323,7 @@ def test_gpu_benchmarks_and_scaling_exponents_are_formatted_from_their_records(t
     rows.append(row | {"who": "transformers, bfloat16", "broken": "stopped by SIGILL"})
     (tmp_path / "b.json").write_text(json.dumps({"rows": rows}))
     result = RESULT_FORMATTERS["races"](tmp_path, ["b"]).splitlines()[2]
-    wanted = ["256×8 train, batch 10", "**2,000**", "×2.50", "×1.50", "25%", "800", "–", "stopped by SIGILL", "–", "–"]
+    wanted = ["256×8 train, batch 10", "**2,000**", "×2.50", "×1.50", "25 %", "800", "–", "stopped by SIGILL", "–", "–"]
     assert result == "| " + " | ".join(wanted) + " |"
     growth = {"machine": {"cpu": "Box"}, "device": "cpu", "exponents": {"depth": {"milliseconds": 1.02, "flops": 0.99}}}
     growth["rows"] = [{"axis": "depth", "depth": depth} for depth in (2, 8)]
@@ -446,7 +446,7 @@ def test_the_speedrun_table_has_the_gain_of_each_change(tmp_path) -> None:
     lines = RESULT_FORMATTERS["speedrun"](tmp_path, ["speedrun"]).splitlines()
     assert lines[2] == "| as it is | 2 | 91.00 % | 10.0 | – | – | – |"
     assert lines[3] == "| other | 3 | 78.33 % | 41.7 | as it is | +1.50 ± 6.35 | +3.00 ± 12.71 |"
-    assert lines[4] == "| once | 1 | 89.00 % | 9.0 | as it is | -1.00 | -1.00 |"
+    assert lines[4] == "| once | 1 | 89.00 % | 9.0 | as it is | −1.00 | −1.00 |"
     assert lines[5] == "| once, and more | 1 | 90.00 % | 9.5 | once | +1.00 | +0.50 |"
 
 
@@ -456,7 +456,7 @@ def test_the_tuning_table_lists_runs_of_different_length(tmp_path) -> None:
     rows = [row, row | {"seed": 2, "accuracy": 0.95, "images_per_second": 82_000, "train_accuracy": 0.91}]
     (tmp_path / "lengths.json").write_text(json.dumps({"rows": rows}))
     line = RESULT_FORMATTERS["tuning"](tmp_path, ["lengths"]).splitlines()[2]
-    assert line == "| 60 passes | 64 | 2.0 M | 81,000 | 25.0 | 2 | 90.5% | 94.50 % |"
+    assert line == "| 60 passes | 64 | 2.0 M | 81,000 | 25.0 | 2 | 90.5 % | 94.50 % |"
 
 
 def test_a_target_needs_accuracy_time_and_seeds(tmp_path) -> None:
@@ -504,7 +504,7 @@ def test_tables_of_pretraining_without_labels(tmp_path) -> None:
     (tmp_path / "pretraining.json").write_text(json.dumps({"rows": rows}))
     lines = RESULT_FORMATTERS["pretraining"](tmp_path, ["pretraining"]).splitlines()
     head = "accuracy (± 95 % confidence interval of the mean; two seeds: both values)"
-    assert lines[0] == f"| {head} | 10% of the labels | 100% of the labels |"
+    assert lines[0] == f"| {head} | 10 % of the labels | 100 % of the labels |"
     assert lines[2] == "| from scratch | 69.00, 71.00 % | 95.00 % |"
     assert lines[3] == "| after DINO | 80.00 % | 95.00 ± 2.48 % (3 seeds) |"
     assert RESULT_FORMATTERS["features"](tmp_path, ["pretraining"]).splitlines()[2] == (

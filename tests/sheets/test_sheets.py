@@ -98,7 +98,7 @@ def test_sheet_d_measures_what_the_sheet_claims(tmp_path, monkeypatch) -> None:
     assert d._add_attention_cost_and_return_exponents(experiments, make_report("D", tmp_path / "again")) == fits
     d._try_28_pixel_image_and_add_section(report)
     text = get_report_text(report)
-    assert set(fits) == {"written out", "fused"} and "uses 32.7% of the pixels" in text
+    assert set(fits) == {"written out", "fused"} and "uses 32.7 % of the pixels" in text
     assert "projections cost 34.1 million operations" in text and "does not divide" in text
     assert (tmp_path / "D-cost.png").is_file() and (tmp_path / "D.html").read_text().count("data:image/png") == 1
     assert len(draw_sinusoidal_positions([(10, 8)]).axes) == 2

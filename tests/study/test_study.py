@@ -88,6 +88,7 @@ REFUSED = {
     ("train.lr=1..0.1",): "is not a range. The first number must be smaller",
     ("model.depth=1,2", "data.validation=0"): "compares validation accuracy, but data.validation=0",
     ("depth",): "is not a setting",
+    ("train.epochs", "3,4"): "Write train.epochs=3,4, without spaces.",
     ("train.lr=a..b",): "train.lr=a..b is not a range. Write two numbers: low..high",
     ("data.name=digits,nope",): "data.name=nope is not possible: There is no data set and no folder named 'nope' in ",
 }
@@ -499,7 +500,9 @@ def test_a_combination_is_called_best_only_if_another_is_significantly_worse() -
         "Two seeds can show only very large differences."
     )
     head, rows = build_results_table(equal)
-    assert "difference from the highest mean (points)" in head and [row[4] for row in rows] == [
+    assert "paired difference from the combination with the highest mean (points, seeds 1, 2)" in head and [
+        row[4] for row in rows
+    ] == [
         "highest mean",
         "no significant difference",
     ]
@@ -517,22 +520,26 @@ def test_two_values_are_in_the_order_of_their_seeds() -> None:
     )  # sorted by size, the differences would belong to other seeds
     head, rows = build_results_table(results)
     assert head[2] == "validation accuracy (seeds 1, 2)"
-    assert [row[2:4] for row in rows] == [["70.00, 60.00 %", "–"], ["50.00, 55.00 %", "-20.00, -5.00"]]
+    assert [row[2:4] for row in rows] == [["70.00, 60.00 %", "–"], ["50.00, 55.00 %", "−20.00, −5.00"]]
 
 
 def test_notes_and_captions_explain_only_what_is_shown() -> None:
     one, two = fake({"1": [0.5], "2": [0.6]}), fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})
     three = fake({"1": [0.5, 0.6, 0.7], "2": [0.5, 0.6, 0.8], "3": [0.4, 0.5, 0.5]})
     notes = [" ".join(format_notes(results)) for results in (one, two, three)]
-    assert [("±" in text, "Bonferroni" in text, "paired" in text) for text in notes] == [
+    assert [("±" in text, "Bonferroni" in text, "seed by seed" in text) for text in notes] == [
         (False, False, False),
         (False, False, True),
         (True, True, True),
     ]
-    assert [draw_study_figures(results)["pareto"].get_supxlabel() for results in (two, three)] == [
-        "Orange: the Pareto front. No other combination is as good in both accuracy and cost, and better in one.",
-        "Orange: the Pareto front. No other combination is as good in both accuracy and cost, and better in one. "
-        "Bars: 95 % confidence interval of the mean (three seeds or more).",
+    front = (
+        "Orange: the Pareto front, i.e. combinations for which no other is at least as accurate and at most as costly, "
+        "and better in one of the two."
+    )
+    captions = [draw_study_figures(results)["pareto"].get_supxlabel() for results in (two, three)]
+    assert [" ".join(caption.split()) for caption in captions] == [
+        front,
+        f"{front} Bars: 95 % confidence interval of the mean (three seeds or more).",
     ]
     off = [f"data.augment.{name}=0" for name in ("shift", "rotate", "scale", "mixup")]
     for words, augmented in ((["model.depth=1,2"], True), (["model.depth=1,2", *off], False)):
@@ -553,12 +560,12 @@ def test_a_combination_with_fewer_seeds_is_not_the_best_and_no_spread_is_not_tes
     )
     even = fake({"1": [0.5, 0.6], "2": [0.51, 0.61]})  # exactly a point apart with both seeds
     assert even.compute_corrected_difference_from_best(even.combinations[0]).verdict == "not testable"
-    assert build_results_table(even)[1][0][3] == "-1.00, -1.00" and any(
+    assert build_results_table(even)[1][0][3] == "−1.00, −1.00" and any(
         line.startswith("Not testable") for line in format_notes(even)
     )
     assert even.timing_note.startswith("Times (") and even.format_timing_note("All other times").startswith("All other")
     three = fake({"1": [0.5, 0.6, 0.7], "2": [0.51, 0.61, 0.71]})
-    assert build_results_table(three)[1][0][3] == "-1.00 in every seed"
+    assert build_results_table(three)[1][0][3] == "−1.00 in every seed"
     assert not any("Not testable" in line for line in format_notes(fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})))
     image = fake({"1": [61 / 90, 59 / 90], "2": [60 / 90, 58 / 90]})  # an image apart: equal but for rounding
     other = image.compute_corrected_difference_from_best(image.combinations[1])
@@ -630,7 +637,7 @@ def test_runs_without_labels_are_compared_by_a_linear_probe_and_the_report_says_
         build_results_table(results)[0][2] == "validation linear probe accuracy"
         and "a linear probe measures the features" in format_notes(results)[0]
     )
-    assert draw_study_figures(results)["curves"].axes[0].get_ylabel() == "mean squared error of hidden patches"
+    assert draw_study_figures(results)["curves"].axes[0].get_ylabel() == "mean squared error on the masked patches"
     assert not fake({"1": [0.5], "2": [0.6]}).uses_linear_probe
 
 

@@ -203,10 +203,10 @@ def test_the_same_sizes_change_nothing() -> None:
             {"img_size": 28, "patch_size": 16},
             256 / 784,
             [1, 1],
-            "only one patch \\(32.7% of the pixels\\), so there is no attention between patches",
+            "only one patch \\(32.7 % of the pixels\\), so there is no attention between patches",
         ),
         ({"img_size": 8}, 1.0, [1, 1], "one patch"),
-        ({"img_size": 28}, 576 / 784, [3, 3], "26.5% of the pixels would be ignored"),
+        ({"img_size": 28}, 576 / 784, [3, 3], "26.5 % of the pixels would be ignored"),
         ({"img_size": 4}, 0.0, [0, 0], "smaller than one patch"),
     ],
 )

@@ -10,6 +10,7 @@ import typer
 from vitascope.cli.console import abbreviate_count, create_console, create_table
 from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import Size, check_and_convert_size
+from vitascope.number_format import format_percent
 
 if TYPE_CHECKING:
     from vitascope.weights.adaptation_report import AdaptationReport, TensorChange, UpscalingCost
@@ -22,21 +23,22 @@ PATCH_SIZE_ERROR = (
     "patch_embed.proj.weight, patch size: "
     "the outputs of the new filters for resized patches are compared with those of the old filters for the "
     "original patches. The error is computed for images whose neighbouring pixels have a correlation of 0.95, as in "
-    "photos; no images are read. Normal: 0 % for larger patches, 20 % for half the size, 40 % for a quarter."
+    "photos; no images are read. Typical values: 0 % for larger patches, 20 % for half the "
+    "side length, 40 % for a quarter of it."
 )
 GRAYSCALE_ERROR = (
     "patch_embed.proj.weight, one channel: "
-    "the part of the filters that responds to colour. Normal: 50 to 85 %. This step alone does "
-    "not change the output for grayscale images."
+    "does not matter for grayscale images: this step alone does not change their output. "
+    "The error is the part of the filters that responds to colour. Typical values: 50 to 85 %."
 )
 CHANNELS_ERROR = (
     "patch_embed.proj.weight, channels: "
     "the filters' effect on an image that repeats the old channels in order is compared with that before. "
-    "Normal: 0 % if the number of channels is a multiple of the old one, otherwise 25 to 65 %."
+    "Typical values: 0 % if the number of channels is a multiple of the old one, otherwise 25 to 65 %."
 )
 POSITIONS_ERROR = (
-    "pos_embed: the table is resampled to the new grid and back, and compared with the original. Normal: 3 % for a "
-    "larger grid, 10 to 15 % for about half as many rows and columns, 36 % for 4×4 instead of 14×14."
+    "pos_embed: the table is resampled to the new grid and back, and compared with the original. Typical values: 3 % "
+    "for a larger grid, 10 to 15 % for about half as many rows and columns, 36 % for 4×4 instead of 14×14."
 )
 
 
@@ -116,7 +118,7 @@ def _print_adaptation_report(report: "AdaptationReport") -> None:
         ["patch size in pixels", _format_shape(report.patch_before), _format_shape(report.patch_after)],
         ["patch grid", _format_shape(report.grid_before), _format_shape(report.grid_after)],
         ["tokens", str(report.tokens_before), str(report.tokens_after)],
-        ["pixels used", "100%", f"{report.pixels_seen:.0%}"],
+        ["pixels covered by patches", "100 %", format_percent(report.pixels_seen, 0)],
         [
             "FLOPs per image (2 per multiply-add)",
             abbreviate_count(report.flops_before),
@@ -152,7 +154,7 @@ def _print_adaptation_report(report: "AdaptationReport") -> None:
 
 def _format_change_row(change: "TensorChange") -> list[str]:
     """Return the cells of a changed weight; a bias has no relative error."""
-    error = f"{change.lost:.1%}" if _explain_relative_error(change) else "–"
+    error = format_percent(change.lost) if _explain_relative_error(change) else "–"
     return [change.name, _format_shape(change.before), _format_shape(change.after), change.how, error]
 
 

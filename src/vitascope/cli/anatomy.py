@@ -27,9 +27,9 @@ draw = typer.Typer(
     no_args_is_help=True,
 )
 TABLE_NOTES = (
-    "FLOPs count matrix products only, 2 per multiply-add. Activation sizes are for float32.\n"
-    "Total activations: the sum of all rows, not the peak memory. The model uses fused attention, which never stores "
-    "attn.maps. Explicit attention does. "
+    "FLOPs count matrix products only, 2 per multiply-add. Activation memory is for float32; its total is the sum of\n"
+    "all rows, not the peak memory. The model uses fused attention, which never stores attn.maps. Explicit attention "
+    "does. "
     "Blocks count from 0, as in the state dict: blocks.0 is block 1 of explain."
 )
 
@@ -103,7 +103,7 @@ def print_stage_table(stages: list[Stage], config: ModelConfig, title: str, *, a
             rows += [_format_stage_row(stage) for stage in group]
         elif block == config.depth - 1:
             rows.append(_format_row_for_blocks_after_first(stages, config.depth))
-    columns = ["stage", "axes", "shape", "parameters", "FLOPs", "activations"]
+    columns = ["stage", "axes", "shape", "parameters", "FLOPs", "activation memory"]
     rows.append(["total", "", "", *_format_total_row_cells(stages)])
     screen = create_console()
     if screen.width < 112:  # print the axes below the names so that numbers are not wrapped
@@ -150,8 +150,16 @@ def _format_total_row_cells(stages: list[Stage]) -> list[str]:
 @draw.command("positions")
 def draw_positions(
     kind: Annotated[str, typer.Option(help="sinusoidal (1-D), sincos2d or rotary.")] = "sinusoidal",
-    length: Annotated[int | None, typer.Option(help="Number of positions (sinusoidal only).", min=1)] = None,
-    width: Annotated[int | None, typer.Option(help="Number of features.", min=1)] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of positions (sinusoidal only). Default: two figures, 100×16 and 1000×160.",
+            min=1,
+        ),
+    ] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Number of features. Default: 16 (sincos2d and rotary: 64).", min=1)
+    ] = None,
     grid: Annotated[
         str | None, typer.Option(help="Patch grid, rows×columns (sincos2d and rotary only). Default: 8x8.")
     ] = None,
@@ -224,7 +232,7 @@ def draw_shifted_images(
         "shifted.png"
     ),
 ) -> None:
-    """Draw the image and its four shifted copies, from which tokenizer=spt cuts its patches."""
+    """Draw the image and its four shifted copies for shifted patch tokenization (tokenizer=spt)."""
     from vitascope.cli.figures import draw_and_save_shifted_copies
 
     print(f"Figure: {draw_and_save_shifted_copies(image, patch_size, out)}")

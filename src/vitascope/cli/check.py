@@ -203,7 +203,7 @@ def print_exercises() -> None:
 def write_exercise_skeleton(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of an exercise. See: vitascope exercise list.")],
     out: Annotated[
-        Path | None, typer.Option(help="File to write. Default: the exercise's name, e.g. sheet_e.py.")
+        Path | None, typer.Option(help="File to write. Default: the name with _ for -, e.g. sheet-e gives sheet_e.py.")
     ] = None,
 ) -> None:
     """Write an exercise file. Replace each `...` in it with your own code."""

@@ -78,11 +78,6 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / 60:.3g} min"
 
 
-def format_percent(fraction: float | None, num_decimals: int = 1) -> str:
-    """Format a fraction as a percentage; None becomes a dash."""
-    return "–" if fraction is None else f"{fraction:.{num_decimals}%}"
-
-
 def _format_with_unit(value: float, unit_step: int, units: list[str]) -> str:
     index = 0
     while abs(value) >= unit_step and index < len(units) - 1:

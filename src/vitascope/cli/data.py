@@ -105,7 +105,7 @@ def draw_and_save_augmentation_preview(
     rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(len(samples))]
     class_names = [data.classes[label] for label in samples.labels.tolist()]
     augmentation = describe_augmentation(
-        base_recipe, overrides, policy, f"model.in_chans={channels}" if is_folder else ""
+        base_recipe, overrides, policy, ("grayscale" if channels == 1 else "colour") if is_folder else ""
     )
     resized = f"the image resized to {height}×{width} pixels ({PREVIEW_SIZE_NOTE})"
     original = resized if is_folder else "the original image"
@@ -114,14 +114,14 @@ def draw_and_save_augmentation_preview(
 
 
 def describe_augmentation(
-    base_recipe: str | None, overrides: list[str], policy: AugmentConfig, channels_setting: str = ""
+    base_recipe: str | None, overrides: list[str], policy: AugmentConfig, image_kind: str = ""
 ) -> str:
     """Describe where the augmentation comes from, its settings, and how images are mixed.
 
-    `channels_setting`: the setting on which the default augmentation of image files depends; empty for other data."""
+    `image_kind`: colour or grayscale, on which the default augmentation of files depends; empty for other data."""
     changed = ", ".join(override for override in overrides if override.startswith("data.augment."))
-    source = f"as in recipe {base_recipe}" if base_recipe else "with the default augmentation of this data"
-    source += f" for {channels_setting}" if channels_setting else ""
+    default = f"default augmentation for {image_kind} images" if image_kind else "default augmentation of this data"
+    source = f"as in recipe {base_recipe}" if base_recipe else f"with the {default}"
     source += f", changed by {changed}" if changed else ""
     text = f"{source} ({policy.description or 'no augmentation'})."
     mixes = {

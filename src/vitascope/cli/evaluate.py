@@ -12,9 +12,9 @@ from vitascope.cli.console import (
     create_console,
     create_table,
     describe_run_or_model,
-    format_percent,
     open_model_and_print_notes_to_stderr,
 )
+from vitascope.number_format import format_percent
 
 if TYPE_CHECKING:
     from vitascope.evaluation.report import Evaluation
@@ -101,16 +101,16 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
     reduction = f" ({evaluation.reduction})" if evaluation.reduction else ""
     name = f"{split} accuracy" if data.is_run_data else f"accuracy on {Path(data.data_name).name} ({split})"
     print(
-        f"{kind}{name} {evaluation.accuracy:.2%}{epoch}{reduction} on {num_images:,} images{views} "
-        f"(95 % confidence interval {low:.2%} to {high:.2%})"
+        f"{kind}{name} {format_percent(evaluation.accuracy, 2)}{epoch}{reduction} on {num_images:,} images{views} "
+        f"(95 % confidence interval {format_percent(low, 2)} to {format_percent(high, 2)})"
     )
     if note := _describe_accuracy_during_training_if_different(evaluation):
         print(note)
     before, after = evaluation.calibration, evaluation.temperature
-    top = f"top-5 {evaluation.top5:.2%}, " if len(evaluation.classes) > 5 else ""
+    top = f"top-5 {format_percent(evaluation.top5, 2)}, " if len(evaluation.classes) > 5 else ""
     print(f"{top}loss {before.loss:z.3f}, {before.description}")
     if after:
-        effect = f"loss {after.loss:z.3f}, expected calibration error {after.ece:.1%}"
+        effect = f"loss {after.loss:z.3f}, expected calibration error {format_percent(after.ece)}"
         print(f"After temperature scaling (logits / {after.value:.2f}, {evaluation.temperature_note}): {effect}")
         if evaluation.temperature_warning:
             print(evaluation.temperature_warning)
@@ -139,8 +139,8 @@ def _describe_accuracy_during_training_if_different(evaluation: "Evaluation") ->
     precision, rows = run.training_precision, run.metrics
     if precision in (None, "float32") or not rows or "val_accuracy" not in rows[-1]:
         return None
-    accuracy = f"{rows[-1]['val_accuracy']:.2%}"
-    if accuracy == f"{evaluation.accuracy:.2%}":
+    accuracy = format_percent(rows[-1]["val_accuracy"], 2)
+    if accuracy == format_percent(evaluation.accuracy, 2):
         return None
     return f"Computed in float32; during training, in {precision}, it was {accuracy}."
 
@@ -151,18 +151,31 @@ def print_unreadable_files(file_names: list[str]) -> None:
 
 
 def _print_class_and_corruption_tables(evaluation: "Evaluation") -> None:
-    columns = ["class", "images", "precision", "recall", "95 % CI of recall", "F1", "most often predicted instead"]
+    from vitascope.evaluation.report import list_most_frequent_wrong_predictions
+
+    all_wrong_predictions = list_most_frequent_wrong_predictions(evaluation.confusion_matrix, evaluation.classes)
+    columns = [
+        "class",
+        "images",
+        "precision",
+        "recall",
+        "95 % CI of recall",
+        "F1",
+        "most frequent wrong predictions (images)",
+    ]
     rows = [
         [
             name,
             f"{row.images:,}",
             format_percent(row.precision),
             format_percent(row.recall),
-            "–" if row.recall is None else f"{row.recall_interval[0]:.1%} to {row.recall_interval[1]:.1%}",
+            "–"
+            if row.recall is None
+            else f"{format_percent(row.recall_interval[0])} to {format_percent(row.recall_interval[1])}",
             format_percent(row.f1),
-            row.taken_for or "–",
+            wrong_predictions,
         ]
-        for name, row in evaluation.per_class.items()
+        for (name, row), wrong_predictions in zip(evaluation.per_class.items(), all_wrong_predictions, strict=True)
     ]
     title = "Per-class results"
     if len(rows) > MAX_TABLE_CLASSES:
@@ -184,11 +197,14 @@ def _print_robustness_table(robustness: "dict[str, RobustnessCurve]") -> None:
     rows = [
         [
             f"{name} ({CORRUPTIONS[name].short_unit})",
-            *(f"{level:g}: {value:.1%}" for level, value in zip(curve.levels[1:], curve.accuracy[1:], strict=True)),
+            *(
+                f"{level:g}: {format_percent(value)}"
+                for level, value in zip(curve.levels[1:], curve.accuracy[1:], strict=True)
+            ),
         ]
         for name, curve in robustness.items()
     ]
     title = f"Accuracy on {first.images:,} corrupted images. Each cell: strength: accuracy. "
-    title += f"Uncorrupted: {first.accuracy[0]:.1%}"
+    title += f"Uncorrupted: {format_percent(first.accuracy[0])}"
     levels = [f"level {level}" for level in range(1, len(first.levels))]
     create_console().print(create_table(title, ["corruption", *levels], rows, right_aligned=levels))

@@ -11,6 +11,7 @@ from rich.console import Console
 from vitascope.cli.console import create_console, create_table, open_model_and_print_notes_to_stderr
 from vitascope.cli.evaluate import BestOption, ModelRef, print_unreadable_files
 from vitascope.errors import UserError, format_count
+from vitascope.number_format import format_number, format_percent
 
 if TYPE_CHECKING:
     from vitascope.explain.figures import ExplainReport, ExplainRequest
@@ -28,12 +29,12 @@ FIGURE_DESCRIPTIONS = {  # start of the file name -> what the figure shows
     "explanations-": "heat maps of the methods",
     "heads-": "attention maps of the heads",
     "lens-": "logit lens: the class probability by block and patch",
-    "evidence": "faithfulness (deletion and insertion)",
-    "probes-blocks": "statistics of heads and blocks",
-    "probes-filters": "filters of the patch embedding",
-    "probes-positions": "position embeddings",
-    "probes-colours": "features of the patches, as colours",
-    "probes-map": "t-SNE of the features",
+    "faithfulness": "deletion and insertion curves",
+    "analysis-blocks": "statistics of heads and blocks",
+    "analysis-filters": "filters of the patch embedding",
+    "analysis-positions": "position embeddings",
+    "analysis-colours": "features of the patches, as colours",
+    "analysis-tsne": "t-SNE of the features",
 }
 
 
@@ -116,7 +117,7 @@ def _print_predictions_faithfulness_and_files(report: "ExplainReport", num_image
     rows = [
         [
             get_method_label(row.method),
-            f"{row.insertion - row.deletion:+z.3f}",
+            format_number(row.insertion - row.deletion, "+z.3f"),
             f"{row.deletion:.3f}",
             f"{row.insertion:.3f}",
         ]
@@ -124,16 +125,17 @@ def _print_predictions_faithfulness_and_files(report: "ExplainReport", num_image
     ]
     for result in report.image_results[:MAX_LISTED_FILES]:
         explained = f", explained class: {result['explained']}" if result["explained"] != result["answer"] else ""
-        print(f"{result['image']}: prediction {result['answer']} ({result['probability']:.1%}){explained}")
+        print(f"{result['image']}: prediction {result['answer']} ({format_percent(result['probability'])}){explained}")
     if len(report.image_results) > MAX_LISTED_FILES:
         print(f"… and {len(report.image_results) - MAX_LISTED_FILES} more (explanations.json)")
     title = f"Faithfulness of the methods, best first ({format_count(num_images, 'image')})"
-    columns = ["method", "insertion − deletion", "deletion (lower is better)", "insertion (higher is better)"]
+    columns = ["method", "insertion − deletion", "deletion AUC ↓", "insertion AUC ↑"]
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:])))
     print(
-        "Mean probability of the explained class while patches are changed, most important first. Deletion: patches\n"
-        "turn grey. Insertion: patches of a blurred image are restored. Insertion − deletion: higher is better. Even\n"
-        "a random order can score above 0, so compare each method with the row 'random', on many images."
+        "AUC: area under the curve of the explained class's probability while patches are changed, most important\n"
+        "first (↓ lower is better, ↑ higher is better). Deletion: patches turn grey (the mean of the training images,\n"
+        "0 after normalisation). Insertion: patches of a blurred image are restored. Insertion − deletion: higher is\n"
+        "better. Even a random order can score above 0, so compare each method with the row 'random', on many images."
     )
     for row in report.faithfulness:
         print(f"  {get_method_label(row.method):<21}{describe_method_or_random(row.method)}")

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from vitascope.cli.console import create_console, create_table, format_duration, open_model_and_print_notes_to_stderr
 from vitascope.cli.evaluate import ModelRef
+from vitascope.number_format import format_number, format_percent
 
 if TYPE_CHECKING:
     from vitascope.export.verify import ExportReport, Timing
@@ -18,8 +19,8 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 INT8_METHODS = {
-    "static": "the ranges of the tokens are fixed, measured on training images",
-    "dynamic": "the ranges of the tokens are measured at every call",
+    "static": "static quantization: activation ranges are fixed, measured on training images",
+    "dynamic": "dynamic quantization: activation ranges are computed at run time",
 }
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
@@ -130,10 +131,13 @@ def _format_export_report_rows(report: "ExportReport") -> list[list[str]]:
     rows.append([label, f"{errors}, {images}"])
     if comparison:
         points = 100 * (comparison.int8 - comparison.float32)
-        accuracies = f"{comparison.int8:.2%}, float32 {comparison.float32:.2%}"
-        rows.append(["accuracy", f"{accuracies} ({points:+z.2f} percentage points)"])
+        accuracies = f"{format_percent(comparison.int8, 2)}, float32 {format_percent(comparison.float32, 2)}"
+        rows.append(["accuracy", f"{accuracies} ({format_number(points, '+z.2f')} percentage points)"])
         rows.append(
-            ["same prediction", f"{comparison.agreement:.2%} of {comparison.images:,} {comparison.which} images"]
+            [
+                "same prediction",
+                f"{format_percent(comparison.agreement, 2)} of {comparison.images:,} {comparison.which} images",
+            ]
         )
     elif report.int8:
         rows.append(["accuracy", "not measured: the run's images are not available"])

@@ -47,6 +47,7 @@ from vitascope.model.explicit_blocks import compute_token_index_per_patch
 from vitascope.model.patches import concat_shifted_copies
 from vitascope.model.positions import make_rotary_table, make_sincos2d_table
 from vitascope.model.vit import VisionTransformer
+from vitascope.number_format import format_percent
 from vitascope.run.directory import open_run_or_newest
 from vitascope.run.images import try_to_sample_run_images
 
@@ -185,8 +186,8 @@ def draw_and_save_shifted_copies(image_path: Path | None, patch_size: int, figur
     text = (
         f"The image is {'enlarged' if image_path is None else 'resized'} to {IMAGE_SIZE}×{IMAGE_SIZE} pixels. "
         f"Shifted patch tokenization: each patch of {patch_size}×{patch_size} pixels is cut from all five images at "
-        f"the same position. Its token also contains {patch_size // 2} pixels beyond each edge of the patch. "
-        "Pixels outside the image are black (0)."
+        f"the same position. The five patches are concatenated into one token, which so covers {patch_size // 2} more "
+        "pixels on each side. Pixels outside the image are black (0)."
     )
     figure = draw_image_tiles([_move_channels_last(copy) for copy in copies], SHIFT_TITLES, text, num_columns=5)
     for panel in figure.axes:
@@ -206,14 +207,17 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
         reduced = model.with_token_reduction(**{setting: tokens_per_block})
         groups = compute_token_index_per_patch(reduced.vision_transformer, model.preprocessing(raw_image))[0]
         group_maps.append(groups.unflatten(0, model.config.grid).numpy())
-        num_left = format_count(len(set(groups[groups >= 0].tolist())), "patch token")
-        titles.append(_predict_and_format_title(reduced, raw_image, f"{participle}, {num_left} left"))
+        num_left = len(set(groups[groups >= 0].tolist()))
+        title = f"{participle}: {num_left} of {model.config.num_patches} tokens remain"
+        titles.append(_predict_and_format_title(reduced, raw_image, title))
     merged, dropped = group_maps
     image, font_size = _move_channels_last(pixels), compute_group_number_font_size(merged, REDUCTION_TILE_WIDTH)
     number_note = "" if font_size >= MIN_FONT_SIZE else " (only the first patch of each token has its number)"
+    is_limited = len(np.unique(merged)) > model.config.num_patches - model.config.depth * tokens_per_block
+    halving_note = "In one block, merging can at most halve the patch tokens. " if is_limited else ""
     text = (
         f"Each of the {model.config.depth} blocks removes up to {format_count(tokens_per_block, 'patch token')}. "
-        "In one block, merging can at most halve the patch tokens. Middle: patches with the same number and colour "
+        f"{halving_note}Middle: patches with the same number and colour "
         f"were merged into one token{number_note}. Patches without a colour were not merged. Right: hatched "
         "patches were dropped."
     )
@@ -232,7 +236,7 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
 
 def _predict_and_format_title(model: Classifier, raw_image: Tensor, first_line: str) -> str:
     prediction = model.predict(raw_image)[0]
-    return f"{first_line}\nprediction: {prediction.label} ({prediction.probability:.0%})"
+    return f"{first_line}\nprediction: {prediction.label} ({format_percent(prediction.probability, 0)})"
 
 
 def _tint_patch_groups(image: NDArray, group_map: NDArray, patch_size: tuple[int, int]) -> NDArray:

@@ -19,6 +19,7 @@ from vitascope.cli.evaluate import (
     print_unreadable_files,
 )
 from vitascope.errors import UserError, format_count
+from vitascope.number_format import format_number, format_percent
 
 SPREAD_NOTE = (
     "(0: collapsed, all images have the same features; 1: maximal)\n"
@@ -55,7 +56,10 @@ def predict(
         writer.writerows([item.file, item.label, f"{item.probability:.6f}"] for item in predictions)
     else:
         rows = [
-            [str(item.file), *(f"{name} {probability:.1%}" for name, probability in item.classes_by_probability[:3])]
+            [
+                str(item.file),
+                *(f"{name} {format_percent(probability)}" for name, probability in item.classes_by_probability[:3]),
+            ]
             for item in predictions
         ]
         columns = ["file", "prediction", "second", "third"][: len(rows[0])]
@@ -105,12 +109,12 @@ def find_and_draw_similar_images(
     print(f"{'Run' if model.is_run else 'Model'}: {model.name}")
     labels = [name + SAME * same for name, same in zip(similar.labels, similar.identical, strict=True)]
     columns = {"class" if among is None else "folder": labels}
-    columns["cosine similarity"] = [f"{cosine:z.3f}" for cosine in similar.similarities]
+    columns["cosine similarity"] = [format_number(cosine, "z.3f") for cosine in similar.similarities]
     if similar.nearest_samples.file_paths:
         columns["file"] = similar.nearest_samples.file_paths
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
     best = similar.prediction
-    prediction = f", predicted {best.label} ({best.probability:.1%})" if best else ""
+    prediction = f", predicted {best.label} ({format_percent(best.probability)})" if best else ""
     title = f"{image}{prediction}: most similar of {similar.searched_description}"
     create_console().print(create_table(title, list(columns), rows, right_aligned={"cosine similarity"}))
     print(f"Figure: {save_figure(draw_query_and_neighbours(similar), out)}")
@@ -143,9 +147,10 @@ def probe(
         print(json.dumps(result.as_dict()))
         return
     print(f"Run: {model.run.path}")
+    knn_name = f"k-nearest neighbours (k={result.neighbours})"
     rows = [
-        [f"k-nearest neighbours (k={result.neighbours})", f"{result.knn:.2%}", _format_interval(result.knn_interval)],
-        ["linear probe", f"{result.linear:.2%}", _format_interval(result.linear_interval)],
+        [knn_name, format_percent(result.knn, 2), _format_interval(result.knn_interval)],
+        ["linear probe", format_percent(result.linear, 2), _format_interval(result.linear_interval)],
     ]
     title = (
         f"Accuracy on {result.images:,} {spell_out_split_name(result.split)} images, "
@@ -158,4 +163,4 @@ def probe(
 
 
 def _format_interval(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:.2%} to {interval[1]:.2%}"
+    return f"{format_percent(interval[0], 2)} to {format_percent(interval[1], 2)}"

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitascope.cli.console import abbreviate_count, create_console, create_table, format_duration, format_percent
+from vitascope.cli.console import abbreviate_count, create_console, create_table, format_duration
 from vitascope.cli.evaluate import ViewsOption
 from vitascope.errors import UserError, format_count
+from vitascope.number_format import format_percent
 
 if TYPE_CHECKING:
     from vitascope.run.listing import RunSummary

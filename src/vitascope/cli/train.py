@@ -81,7 +81,8 @@ def suggest_learning_rate(
             muon = f" train.muon_lr={recipe.train.muon_lr * result.suggested_lr / recipe.train.lr:.2g}"
         print(f"Suggested: train.lr={result.suggested_lr:.2g}{muon}\nThis train.lr is {RULE} {end}")
         if muon:
-            print("train.muon_lr was changed by the same factor as train.lr. Change both together.")
+            factor = result.suggested_lr / recipe.train.lr
+            print(f"The suggested train.muon_lr is scaled by the same factor ({factor:.2g}) as train.lr. Set both.")
     print(f"Figure: {out}")
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from vitascope.errors import UserError, skip_beartype, suggest_choice
+from vitascope.number_format import format_percent
 
 BALANCE_MODES = ("none", "loss", "sampling")
 FINGERPRINT_MODES = ("names", "contents")
@@ -13,7 +14,7 @@ FLIP_MODES = ("random", "alternating")
 SETTING_TEXTS = {  # setting of AugmentConfig -> text with its unit
     "flip": "flip with probability {:g}",
     "shift": "shift up to {:g} pixels",
-    "crop_scale": "crop of {:.0%} to {:.0%} of the area",
+    "crop_scale": "crop of {} to {} of the area",
     "rotate": "rotation up to {:g}°",
     "scale": "zoom by 1 ± {:g}",
     "brightness": "brightness × (1 ± {:g})",
@@ -25,7 +26,7 @@ SETTING_TEXTS = {  # setting of AugmentConfig -> text with its unit
     "randaugment": "{:g} RandAugment operations",
     "magnitude": "RandAugment magnitude {:g} of 30",
     "erase": "random erasing with probability {:g}",
-    "erase_area": "erased area up to {:.0%} of the image",
+    "erase_area": "erased area up to {} of the image",
 }  # `description` has those of mixup, cutmix and mix_prob in one phrase
 MIXING_NAMES = {"mixup": "mixup", "cutmix": "CutMix"}
 
@@ -98,17 +99,19 @@ class AugmentConfig:
             if name not in SETTING_TEXTS:
                 continue
             values = (value,) if isinstance(value, int | float) else value
+            if name in ("crop_scale", "erase_area"):
+                values = (format_percent(fraction, 0) for fraction in values)
             text = SETTING_TEXTS[name].format(*values)
             texts.append(text.removesuffix("s") if text.endswith(" 1 pixels") else text)
         return ", ".join([*texts, *self._describe_mixing()])
 
     def _describe_mixing(self) -> list[str]:
-        """Return for example ["CutMix on 50% of the images (Beta parameter 1)"]; empty without mixing."""
+        """Return for example ["CutMix on 50 % of the images (Beta parameter 1)"]; empty without mixing."""
         betas = {name: getattr(self, setting) for setting, name in MIXING_NAMES.items() if getattr(self, setting)}
         if not betas or self.mix_prob == 0:
             return []
         each = "" if len(betas) == 1 else ", each"
-        where = "" if self.mix_prob is None else f"{each} on {100 * self.mix_prob / len(betas):.3g}% of the images"
+        where = "" if self.mix_prob is None else f"{each} on {100 * self.mix_prob / len(betas):.3g} % of the images"
         parameters = f"Beta parameter{'' if len(betas) == 1 else 's'} {' and '.join(f'{b:g}' for b in betas.values())}"
         return [f"{' or '.join(betas)}{where} ({parameters})"]
 

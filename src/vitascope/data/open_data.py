@@ -43,7 +43,7 @@ def check_data_name_exists(config: DataConfig) -> None:
         places = dict.fromkeys((str(Path.cwd()), str(choose_data_root(config.root))))
         raise UserError(
             f"There is no data set and no {kind} named '{config.name}' in {' or '.join(places)}. {suggestion} "
-            f"To use your own data, set data.name to the path of the {kind}."
+            f"To use your own data, give the path of its {kind} (in training: data.name={kind.upper()})."
         )
 
 

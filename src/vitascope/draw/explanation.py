@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from vitascope.draw import COLOURS, DIVERGING, SEQUENTIAL
 from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_labels, shorten_name
+from vitascope.number_format import format_number
 
 MAX_DETAIL_ALPHA = 0.2  # of the image's strongest details, drawn in white and black over a map
 LINE_COLOURS = (*COLOURS, "#000000")
@@ -31,7 +32,7 @@ def draw_heat_maps_over_image(
     for panel, (name, heat) in zip(panels[1:], heat_maps.items(), strict=False):
         drawn = draw_heat_map_with_image_details(panel, image, heat)
         panel.set_title(escape_mathtext(name), fontsize=9)
-        figure.colorbar(drawn, ax=panel, shrink=0.8, format="%.2g")
+        figure.colorbar(drawn, ax=panel, shrink=0.8, format=lambda value, _: format_number(value, ".2g"))
     add_caption(figure, f"{caption_text} Light and dark details inside a patch are the image, not the map.")
     return figure
 
@@ -130,7 +131,7 @@ def draw_deletion_and_insertion(
             bbox_to_anchor=(0.5, -0.16),
             ncols=2,
             fontsize=8,
-            title="method, area under the curve",
+            title="method, AUC (area under the curve)",
             title_fontsize=8,
         )
         set_labels(panel, title, f"patches {change}, in %", "probability of the explained class")
@@ -171,10 +172,10 @@ def draw_attention_heads(
             if head == 0:
                 panel.set_ylabel(escape_mathtext(block_and_head_names[0][block]), fontsize=8)
         panels[block][-1].annotate(
-            f"scale to {top:.3f}", (1.08, 0.5), xycoords="axes fraction", fontsize=8, va="center", annotation_clip=False
+            f"max {top:.3f}", (1.08, 0.5), xycoords="axes fraction", fontsize=8, va="center", annotation_clip=False
         )
     bar = right.colorbar(ScalarMappable(cmap=SEQUENTIAL), ax=panels, shrink=0.6, pad=0.09, aspect=40)
-    bar.set_ticks([0, 1], labels=["0", "end of the\nrow's scale"], fontsize=8)
+    bar.set_ticks([0, 1], labels=["0", "row\nmaximum"], fontsize=8)
     add_caption(figure, caption_text)
     return figure
 

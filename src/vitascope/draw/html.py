@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitascope.errors import UserError, format_count
+from vitascope.number_format import format_percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -66,6 +67,7 @@ def _create_template_environment() -> "Environment":
         "md_table": format_markdown_table,
         "count": format_count,
         "decimals": "{:z.4f}".format,
+        "percent": format_percent,
     }
     return environment
 

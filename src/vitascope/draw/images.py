@@ -23,6 +23,7 @@ from vitascope.draw.style import (
     set_labels,
     wrap_text,
 )
+from vitascope.number_format import format_number
 
 REMOVED_COLOUR = "#888888"
 GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -112,7 +113,7 @@ def draw_heatmap(
     colorbar_label: str | None = None,
     value_format: str | None = None,
 ) -> None:
-    """Draw rows downwards, columns to the right. `value_format`: such as '{:.2f}'; None writes no values."""
+    """Draw rows downwards, columns to the right. `value_format`: such as '.2f'; None writes no values."""
     picture = panel.imshow(
         values, cmap=colormap, aspect="auto" if value_format is None else "equal", interpolation="nearest"
     )
@@ -124,7 +125,7 @@ def draw_heatmap(
     if value_format is not None:
         for row, line in enumerate(values):
             for column, value in enumerate(line):
-                text = "–" if np.isnan(value) else value_format.format(value)
+                text = "–" if np.isnan(value) else format_number(value, value_format)
                 colour = "black" if np.isnan(value) else choose_text_colour(picture.to_rgba(value))
                 panel.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
 

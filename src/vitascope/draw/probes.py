@@ -2,12 +2,16 @@
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vitascope.draw import COLOURS, DIVERGING, SEQUENTIAL
 from vitascope.draw.images import draw_heatmap
 from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_integer_ticks, set_labels
+from vitascope.number_format import format_percent
+
+MAX_STATE_TICKS = 9
 
 
 def draw_block_statistics(
@@ -19,10 +23,10 @@ def draw_block_statistics(
     num_tokens: int,
     caption_text: str,
 ) -> Figure:
-    """Draw one panel per statistic, over the blocks.
+    """Draw one panel per statistic, over the blocks. State 0 is the input of block 1, its tick is "input".
 
-    Distance and entropy: block × head. Norms: block (0: before the first) × median, 95th percentile, maximum.
-    Similarity: block × block. Agreement of the logit lens with the final prediction: block."""
+    Distance and entropy: block × head. Norms: state × median, 95th percentile, maximum.
+    Similarity: state × state. Agreement of the logit lens with the final prediction: state."""
     figure, panels = create_figure(3, width=12.0, height=7.4, num_rows=2)
     panels[5].axis("off")
     _draw_head_values(panels[0], attention_distance)
@@ -41,12 +45,21 @@ def draw_block_statistics(
     colorbar_label = "linear CKA (1: same representation)"
     draw_heatmap(figure, panels[3], block_similarity, colormap=SEQUENTIAL, colorbar_label=colorbar_label, **labels)
     panels[4].plot(range(len(logit_lens_agreement)), 100 * logit_lens_agreement, "o-", color=COLOURS[0])
-    set_labels(panels[4], "early predictions (logit lens)", "after block", "same class as at the end, % of images")
+    set_labels(panels[4], "early predictions (logit lens)", "after block", "agreement with final prediction in %")
     panels[4].set_ylim(0, 102)
-    for panel in (panels[0], panels[1], panels[2], panels[4]):
+    for panel in panels[:2]:
         set_integer_ticks(panel.xaxis)
+    for axis in (panels[2].xaxis, panels[3].xaxis, panels[3].yaxis, panels[4].xaxis):
+        _set_state_ticks(axis, len(token_norms))
     add_caption(figure, caption_text)
     return figure
+
+
+def _set_state_ticks(axis: Axis, num_states: int) -> None:
+    """Label the state before block 1 "input" and the others by their block: 0 would look like blocks.0, the first."""
+    step = -(-num_states // MAX_STATE_TICKS)
+    states = range(0, num_states, step)
+    axis.set_ticks(states, labels=["input", *map(str, states[1:])])
 
 
 def _draw_head_values(panel: Axes, values: NDArray) -> None:
@@ -90,7 +103,7 @@ def draw_filter_components(components: NDArray, variance_fractions: NDArray, cap
         panel.imshow(
             scaled[..., 0] if scaled.shape[-1] == 1 else scaled, cmap="gray", vmin=0, vmax=1, interpolation="nearest"
         )
-        panel.set_title(f"{fraction:.1%}", fontsize=8)
+        panel.set_title(format_percent(fraction), fontsize=8)
         panel.set_xticks([])
         panel.set_yticks([])
     add_caption(figure, caption_text)

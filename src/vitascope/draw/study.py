@@ -121,7 +121,7 @@ def draw_accuracy_heatmap(
         x_label=axis_labels[1],
         y_label=axis_labels[0],
         colormap=SEQUENTIAL,
-        value_format="{:.1f}",
+        value_format=".1f",
     )
     panel.set_xticks(range(len(column_labels)), column_labels)
     panel.set_yticks(range(len(row_labels)), row_labels)

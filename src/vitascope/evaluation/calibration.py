@@ -63,7 +63,7 @@ class Calibration:
 
         The size of the gap is given only where it differs from the error, which is the mean of the bins' gaps."""
         error, gap = f"{100 * self.ece:.1f}", f"{100 * abs(self.gap):.1f}"
-        text = f"expected calibration error {error}%"
+        text = f"expected calibration error {error} %"
         if error == "0.0":
             return text
         if gap == "0.0":

@@ -24,6 +24,7 @@ from vitascope.evaluation.calibration import NUM_BINS, CalibrationBin, Interval
 from vitascope.evaluation.embedding import Neighbours
 from vitascope.evaluation.report import Evaluation, spell_out_split_name
 from vitascope.evaluation.robustness import RobustnessCurve
+from vitascope.number_format import format_number, format_percent
 from vitascope.run.files import make_folder, read_json_object_or_empty, write_json
 
 MAX_NAME_LENGTH = 20
@@ -81,8 +82,8 @@ def draw_evaluation_figures(evaluation: Evaluation) -> dict[str, Figure]:
         "confusion": draw_confusion_matrix(
             evaluation.confusion_matrix.numpy(),
             evaluation.classes,
-            f"{_format_evaluation_title(evaluation)}: {evaluation.accuracy_name} {evaluation.accuracy:.2%}, "
-            f"{len(evaluation.eval_data.samples):,} images",
+            f"{_format_evaluation_title(evaluation)}: {evaluation.accuracy_name} "
+            f"{format_percent(evaluation.accuracy, 2)}, {len(evaluation.eval_data.samples):,} images",
         ),
         "reliability": _draw_reliability_diagram(evaluation),
     }
@@ -96,13 +97,21 @@ def make_evaluation_document_parts(evaluation: Evaluation, *, include_worst_erro
     low, high = evaluation.accuracy_interval
     num_images, split = len(evaluation.eval_data.samples), spell_out_split_name(evaluation.eval_data.split)
     rows = [
-        [evaluation.accuracy_name, f"{evaluation.accuracy:.2%} (95 % confidence interval {low:.2%} to {high:.2%})"],
-        *([["top-5 accuracy", f"{evaluation.top5:.2%}"]] if len(evaluation.classes) > 5 else []),
-        ["expected calibration error", f"{evaluation.calibration.ece:.2%}"],
+        [
+            evaluation.accuracy_name,
+            f"{format_percent(evaluation.accuracy, 2)} "
+            f"(95 % confidence interval {format_percent(low, 2)} to {format_percent(high, 2)})",
+        ],
+        *([["top-5 accuracy", format_percent(evaluation.top5, 2)]] if len(evaluation.classes) > 5 else []),
+        ["expected calibration error", format_percent(evaluation.calibration.ece, 2)],
         ["images", f"{num_images:,} {split} images, {format_count(evaluation.views, 'view')}"],
     ]
     classes = [
-        [name, f"{row.images:,}", *("–" if score is None else f"{score:.1%}" for score in (row.precision, row.recall))]
+        [
+            name,
+            f"{row.images:,}",
+            *("–" if score is None else format_percent(score) for score in (row.precision, row.recall)),
+        ]
         for name, row in evaluation.per_class.items()
     ]
     return [
@@ -121,14 +130,12 @@ def draw_query_and_neighbours(neighbours: Neighbours) -> Figure:
         _convert_image_for_drawing(neighbours.query_image),
         *(_convert_image_for_drawing(image) for image in neighbours.nearest_samples.images),
     ]
-    prediction = (
-        ""
-        if neighbours.prediction is None
-        else f"\npredicted: {_shorten_name(neighbours.prediction.label)} ({neighbours.prediction.probability:.0%})"
-    )
+    best, prediction = neighbours.prediction, ""
+    if best is not None:
+        prediction = f"\npredicted: {_shorten_name(best.label)} ({format_percent(best.probability, 0)})"
     captions = [f"query{prediction}"]
     captions += [
-        f"{_shorten_name(name)}{SAME * is_same}\nsimilarity {value:z.3f}"
+        f"{_shorten_name(name)}{SAME * is_same}\nsimilarity {format_number(value, 'z.3f')}"
         for name, value, is_same in zip(neighbours.labels, neighbours.similarities, neighbours.identical, strict=True)
     ]
     text = (
@@ -151,7 +158,7 @@ def _draw_reliability_diagram(evaluation: Evaluation) -> Figure:
             ("without temperature scaling", "after temperature scaling"),
         )
         intro = f"After temperature scaling (logits / {scaling.value:.2f}, {evaluation.temperature_note})"
-        text += f"{intro} the error is {scaling.ece:.1%}. "
+        text += f"{intro} the error is {format_percent(scaling.ece)}. "
         text += f"{evaluation.temperature_warning} " if evaluation.temperature_warning else ""
     text += "Above the dashed line the model is under-confident, below it over-confident. "
     text += "Bars: gap to perfect calibration."
@@ -185,8 +192,8 @@ def _draw_worst_errors(evaluation: Evaluation) -> Figure:
         for error in evaluation.worst_errors
     ]
     captions = [
-        f"true: {_shorten_name(error.label)} ({error.probability_of_label:.1%})\n"
-        f"predicted: {_shorten_name(error.said)} ({error.probability:.1%})"
+        f"true: {_shorten_name(error.label)} ({format_percent(error.probability_of_label)})\n"
+        f"predicted: {_shorten_name(error.said)} ({format_percent(error.probability)})"
         + (f"\n{_shorten_name(Path(error.file).name)}" if error.file else "")
         for error in evaluation.worst_errors
     ]

@@ -11,6 +11,7 @@ from vitascope.draw.html import Markdown, escape_markdown, format_markdown_inlin
 from vitascope.errors import format_count
 from vitascope.inference.classifier import Classifier
 from vitascope.model.anatomy import count_parameters
+from vitascope.number_format import format_percent
 from vitascope.run.directory import ExternalWeightsRun
 from vitascope.run.listing import flatten_comparable_settings
 from vitascope.run.test_set_log import read_test_set_log
@@ -140,13 +141,13 @@ def _format_accuracy_paragraphs(model: Classifier) -> list[Markdown]:
     if rows and model.weights_label.startswith("best"):
         best = max(rows, key=lambda row: row["knn_accuracy" if "knn_accuracy" in row else "val_accuracy"])
         lines.append(
-            f"Validation accuracy {best['val_accuracy']:.2%} (epoch {best['epoch']}, the best of {len(rows)} "
-            "epochs; chosen on these images)."
+            f"Validation accuracy {format_percent(best['val_accuracy'], 2)} (epoch {best['epoch']}, the best of "
+            f"{len(rows)} epochs; chosen on these images)."
         )
     elif rows:
         precision = model.run.training_precision
         note = f", computed in {precision}" if precision not in (None, "float32") else ""
-        lines.append(f"Validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch{note}).")
+        lines.append(f"Validation accuracy {format_percent(rows[-1]['val_accuracy'], 2)} (last epoch{note}).")
     for entry in read_test_set_log(model.run):
         if entry.is_finished_classifier_result:
             data, split, views, weights = entry.settings
@@ -154,8 +155,8 @@ def _format_accuracy_paragraphs(model: Classifier) -> list[Markdown]:
             evaluation_text = "first evaluation" if entry.use_count == 1 else f"evaluation number {entry.use_count}"
             lines.append(
                 f"{split.capitalize()} accuracy on {escape_markdown(_shorten_absolute_path_to_name(data))}: "
-                f"{entry.result['accuracy']:.2%} ({weights} epoch's weights{views_text}; {evaluation_text} on "
-                f"{'the test' if split == 'test' else 'these'} images)."
+                f"{format_percent(entry.result['accuracy'], 2)} ({weights} epoch's weights{views_text}; "
+                f"{evaluation_text} on {'the test' if split == 'test' else 'these'} images)."
             )
     return ["\n".join(f"- {line}" for line in lines) or "Not measured yet. Measure it with `vitascope evaluate`."]
 

@@ -24,7 +24,7 @@ class ClassScore:
     recall: float | None  # fraction of its images that are predicted correctly
     f1: float | None  # harmonic mean of precision and recall
     recall_interval: Interval
-    taken_for: str | None  # the most frequent wrong prediction for its images
+    taken_for: str | None  # the most frequent wrong prediction for its images; of several, the first
 
 
 def compute_confusion_matrix(
@@ -56,6 +56,20 @@ def compute_class_scores(confusion_matrix: Tensor, class_names: list[str]) -> di
             class_names[confused_index] if wrong[index, confused_index] else None,
         )
     return scores
+
+
+MAX_LISTED_CONFUSIONS = 3
+
+
+def list_most_frequent_wrong_predictions(confusion_matrix: Tensor, class_names: list[str]) -> list[str]:
+    """Return for each true class its most frequent wrong predictions, ties included, with their numbers of images."""
+    texts = []
+    for counts in (confusion_matrix - confusion_matrix.diagonal().diag()).tolist():
+        highest = max(counts)
+        names = [f"{name} ({count})" for name, count in zip(class_names, counts, strict=True) if count == highest > 0]
+        listed = names[:MAX_LISTED_CONFUSIONS] + ["…"] * (len(names) > MAX_LISTED_CONFUSIONS)
+        texts.append(", ".join(listed) or "–")
+    return texts
 
 
 def _divide_or_none(numerator: int, denominator: int) -> float | None:

@@ -31,6 +31,7 @@ from vitascope.explain.methods import METHODS, get_method_label, make_panel_titl
 from vitascope.explain.model_statistics import apply_logit_lens_per_token, describe_tokens_before_first_block
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.prediction import LoadedImages
+from vitascope.number_format import format_percent
 from vitascope.run.files import make_folder
 
 
@@ -101,7 +102,7 @@ def write_explanation_figures(
     for index, (name, image) in enumerate(zip(names, pixels, strict=True)):
         target, image_heatmaps = int(inputs.targets[index]), {key: heatmap[index] for key, heatmap in heatmaps.items()}
         result = _build_image_result_json(name, subject.classes, probabilities[index], target, image_heatmaps)
-        title = f"{name}\nprediction: {result['answer']} ({result['probability']:.1%})"
+        title = f"{name}\nprediction: {result['answer']} ({format_percent(result['probability'])})"
         probability = float(probabilities[index, target])
         caption = _format_explanation_caption(subject.classes[target], probability, image_heatmaps)
         panels = {make_panel_title(method): heatmap.numpy() for method, heatmap in image_heatmaps.items()}
@@ -186,7 +187,7 @@ def _write_logit_lens_figures(
     """Draw the class probability of every patch after every block (logit lens)."""
     states = inputs.maps_and_states.hidden_states
     probabilities = [apply_logit_lens_per_token(inputs.model, state).softmax(-1) for state in states]
-    files = []
+    files, trained_on = [], _describe_classifier_input(inputs)
     pictures = denormalize_images(subject.preprocessing, inputs.images)
     for index, (name, image) in enumerate(zip(file_stems, pictures, strict=True)):
         target = int(inputs.targets[index])
@@ -200,8 +201,9 @@ def _write_logit_lens_figures(
         text = (
             f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this patch's "
             f"token. Before block 1, a token holds only its {describe_tokens_before_first_block(inputs.model)}, "
-            "because attention comes later. The classifier was trained only on the last block's output, so earlier "
-            "panels are rough. Each panel has its own scale."
+            f"because attention comes later. The classifier was trained only on {trained_on} after the last block, so values at patches "
+            "and earlier blocks are approximate. "
+            "Each panel has its own scale."
         )
         files += save_png_and_svg(
             draw_heat_maps_over_image(image, grids, name, text, num_columns=5), output_folder / f"lens-{name}"
@@ -209,12 +211,20 @@ def _write_logit_lens_figures(
     return files
 
 
+def _describe_classifier_input(inputs: AttributionInputs) -> str:
+    """Return what the classifier got in training: one token, or a mean over tokens."""
+    if inputs.layout.reads_class_token:
+        return "the class token"
+    return f"the {'weighted ' if uses_sequence_pooling(inputs.model) else ''}mean of the patch tokens"
+
+
 def _write_faithfulness_figure(
     curves_by_method: dict[str, FaithfulnessCurves], num_images: int, output_folder: Path
 ) -> list[Path]:
     images_text = "One image" if num_images == 1 else f"Mean over {num_images} images"
     text = (
-        f"{images_text}. Left: patches are made grey, most important first. "
+        f"{images_text}, with the area under each curve (AUC). Left: patches are made grey (the mean of the training "
+        "images), most important first. "
         "Right: patches of a blurred image are restored in the same order. For a faithful method, both "
         "curves change faster than for a random order."
     )
@@ -225,11 +235,11 @@ def _write_faithfulness_figure(
         get_method_label(method): curves.insertion.mean(0).numpy() for method, curves in curves_by_method.items()
     }
     figure = draw_deletion_and_insertion(deletion, insertion, [get_method_label(name) for name in METHODS], text)
-    return save_png_and_svg(figure, output_folder / "evidence")
+    return save_png_and_svg(figure, output_folder / "faithfulness")
 
 
 def _format_explanation_caption(target_class: str, probability: float, heatmaps: dict[str, Tensor]) -> str:
-    text = f"Importance of each patch for the class '{target_class}' (probability {probability:.1%}). "
+    text = f"Importance of each patch for the class '{target_class}' (probability {format_percent(probability)}). "
     text += "Each method has its own scale."
     class_independent = [method for method in heatmaps if not METHODS[method].is_class_specific]
     if class_independent:
@@ -258,8 +268,8 @@ def _format_attention_caption(
     prefix_text = f" Attention to the {layout.prefix_name} is not shown." if layout.num_prefix_tokens else ""
     uniform = 1 / (layout.num_prefix_tokens + layout.num_patches)
     return (
-        f"{subject_text}, by block and head. Each block has its own scale from 0, given at the end of the row. The "
-        f"scale ends at the block's largest value, or at twice uniform attention ({2 * uniform:.3g}) if that is "
+        f"{subject_text}, by block and head. Each block (row) has its own scale from 0; its maximum is at the end of "
+        f"the row. It is the block's largest value, or twice uniform attention ({2 * uniform:.3g}) if that is "
         f"larger. Uniform attention would be {uniform:.3g}.{prefix_text}"
     )
 

@@ -42,7 +42,7 @@ METHODS: dict[str, AttributionMethod] = {
     "attention": AttributionMethod(
         attribute_by_last_block_attention,
         "last block",
-        "attention from the tokens that the classifier reads, last block, mean over heads",
+        "attention from the class token (without one: mean over all patches), last block, mean over heads",
         is_class_specific=False,
     ),
     "rollout": AttributionMethod(

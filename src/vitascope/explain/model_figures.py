@@ -92,37 +92,38 @@ def _compute_token_norm_median_q95_max(tokens: Tensor) -> Float[Tensor, "3"]:
 
 
 def _write_block_statistics_figure(
-    statistics: ProbeStatistics, layout: TokenLayout, images_text: str, output_folder: Path
+    statistics: ProbeStatistics, layout: TokenLayout, input_text: str, images_text: str, output_folder: Path
 ) -> list[Path]:
     text = (
-        f"Averages over {images_text}. Each dot is one head. Block 0: the tokens before the first block. Attention "
-        "distance: mean distance from a patch to the patches it attends to. Attention entropy: low is focused, high is "
-        "spread out. Tokens with very large norms often hold information about the whole image. "
+        f"Averages over {images_text}. Each dot is one head. Input: {input_text}, before block 1. "
+        "Attention distance: mean distance from a patch to the patches it attends to. Attention entropy: low is "
+        "focused, high is spread out. Tokens with very large norms often hold information about the whole image. "
         f"{_make_block_cka_caption(layout.reads_class_token)} Early predictions: the classifier is applied after each "
         "block."
     )
     arrays = (getattr(statistics, field).numpy() for field in ("distance", "entropy", "norms", "likeness", "lens"))
     figure = draw_block_statistics(*arrays, num_tokens=layout.num_prefix_tokens + layout.num_patches, caption_text=text)
-    return save_png_and_svg(figure, output_folder / "probes-blocks")
+    return save_png_and_svg(figure, output_folder / "analysis-blocks")
 
 
 def write_model_statistics_figures_and_json(
     subject: Classifier, images: Images, labels: list[int] | None, images_description: str, output_folder: Path
 ) -> list[Path]:
-    """Write the probes of at least eight prepared images; `images_description` is, e.g., validation."""
+    """Write the analysis of at least eight prepared images; `images_description` is, e.g., validation."""
     if len(images) < MIN_IMAGES:
-        raise UserError(f"Probes are averages and need at least {MIN_IMAGES} images, not {len(images)}.")
+        raise UserError(f"The analysis computes averages and needs at least {MIN_IMAGES} images, not {len(images)}.")
     make_folder(output_folder)
     model, layout, indices = subject.model, get_token_layout(subject.model), _choose_evenly_spaced_indices(len(images))
     images_text = f"{_describe_image_selection(len(indices), len(images))} {images_description} images"
     images, labels = images[indices], labels and [labels[index] for index in indices.tolist()]
     statistics = compute_head_and_block_statistics(subject, images)
-    files = _write_block_statistics_figure(statistics, layout, images_text, output_folder)
+    input_text = model_statistics.describe_tokens_before_first_block(model)
+    files = _write_block_statistics_figure(statistics, layout, input_text, images_text, output_folder)
     filters, variance_fractions = model_statistics.compute_patch_filter_pca(model)
     text = "Principal components of the patch embedding's filters, each with its fraction of the variance."
     files += save_png_and_svg(
         draw_filter_components(filters.permute(0, 2, 3, 1).numpy(), variance_fractions.numpy(), text),
-        output_folder / "probes-filters",
+        output_folder / "analysis-filters",
     )
     files += _write_position_similarity_figure_if_any(subject, layout, output_folder)
     files += _write_feature_pca_figure(subject, images, layout, output_folder)
@@ -133,10 +134,10 @@ def write_model_statistics_figures_and_json(
         )
         points = project_to_2d_with_pca_and_tsne(statistics.features)
         figure = draw_tsne_points(points, labels, subject.classes, text)
-        files += save_png_and_svg(figure, output_folder / "probes-map")
+        files += save_png_and_svg(figure, output_folder / "analysis-tsne")
     numbers = json.dumps(_build_statistics_json(statistics, len(statistics.features)), indent=1)
-    write_atomically(output_folder / "probes.json", numbers + "\n")
-    return [*files, output_folder / "probes.json"]
+    write_atomically(output_folder / "analysis.json", numbers + "\n")
+    return [*files, output_folder / "analysis.json"]
 
 
 def _make_block_cka_caption(reads_class_token: bool) -> str:
@@ -144,7 +145,7 @@ def _make_block_cka_caption(reads_class_token: bool) -> str:
     text = text or "Similarity: linear CKA of the mean of the patch tokens."
     if reads_class_token:
         text += " Before block 1, the class token is equal for all images, so its similarity is undefined (empty)."
-    return f"{text} Near 1: the blocks in between change little."
+    return f"{text} CKA near 1: the representation hardly changes between the two blocks."
 
 
 def _choose_evenly_spaced_indices(num_images: int) -> Tensor:
@@ -158,8 +159,8 @@ def _choose_evenly_spaced_indices(num_images: int) -> Tensor:
 def _describe_image_selection(num_used: int, num_given: int) -> str:
     """Describe the images used; `MAX_IMAGES` given images are already a selection from the split."""
     if num_used < num_given:
-        return f"{num_used} evenly spaced of {num_given}"
-    return f"{num_used} evenly spaced" if num_given == MAX_IMAGES else str(num_used)
+        return f"{num_used} of the {num_given}"
+    return f"a selection of {num_used}" if num_given == MAX_IMAGES else str(num_used)
 
 
 class RunImages(NamedTuple):
@@ -173,7 +174,7 @@ class RunImages(NamedTuple):
 def write_model_statistics_if_enough_images(
     subject: Classifier, run_images: RunImages | None, given_images: UInt8Images, output_folder: Path
 ) -> list[Path]:
-    """Write probes over the run's own images, or over the given ones if there are enough; otherwise nothing."""
+    """Write the analysis over the run's own images, or over the given ones if there are enough; otherwise nothing."""
     if run_images is not None:
         return write_model_statistics_figures_and_json(
             subject, run_images.images, run_images.labels, run_images.description, output_folder
@@ -229,7 +230,7 @@ def _write_position_similarity_figure_if_any(
     text = "Position embeddings: each small grid shows the similarity of one patch's position to all positions."
     return save_png_and_svg(
         draw_position_similarity(similarity.numpy(), layout.rows, layout.columns, text),
-        output_folder / "probes-positions",
+        output_folder / "analysis-positions",
     )
 
 
@@ -250,7 +251,7 @@ def _write_feature_pca_figure(
         f"Before block 1: {model_statistics.describe_tokens_before_first_block(subject.model)}. "
         "Colours in different rows cannot be compared. A selection of blocks."
     )
-    return save_png_and_svg(draw_gallery(rows, names, [""] * len(shown), text), output_folder / "probes-colours")
+    return save_png_and_svg(draw_gallery(rows, names, [""] * len(shown), text), output_folder / "analysis-colours")
 
 
 def _build_statistics_json(statistics: ProbeStatistics, num_images: int) -> dict[str, Any]:

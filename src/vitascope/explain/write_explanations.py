@@ -33,6 +33,7 @@ from vitascope.inference.classifier import Classifier
 from vitascope.inference.hardware import set_malloc_to_keep_memory
 from vitascope.inference.prediction import EXPLANATIONS_FILE, LoadedImages
 from vitascope.model.vit import VisionTransformer
+from vitascope.number_format import format_percent
 from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, load_weights_file_into_model
 from vitascope.run.files import write_atomically
 from vitascope.shapes import Images, PatchHeatmap, TargetClasses
@@ -83,7 +84,7 @@ def write_snapshot_figures_if_any(subject: Classifier, images: Images, output_fo
     if statistics:
         written += save_png_and_svg(
             _draw_statistics_over_epochs(statistics, len(run_images.images[:MAX_PROBE_IMAGES]) if run_images else 0),
-            output_folder / "over-time-probes",
+            output_folder / "over-time-analysis",
         )
     written.append(_write_gif(frames, output_folder / "over-time.gif"))
     return written
@@ -103,7 +104,7 @@ def _draw_animation_frame(
     with torch.no_grad():
         probability = float(predict_probabilities(subject.model, images[:1])[0, targets[0]])
     panels = {make_panel_title(name): heatmap[0].numpy() for name, heatmap in heatmaps.items()}
-    title = f"epoch {epoch}\n{subject.classes[int(targets[0])]}: {probability:.0%}"
+    title = f"epoch {epoch}\n{subject.classes[int(targets[0])]}: {format_percent(probability, 0)}"
     figure = draw_heat_maps_over_image(
         picture,
         panels,
@@ -131,7 +132,7 @@ def _draw_statistics_over_epochs(statistics_by_epoch: dict[int, ProbeStatistics]
     for panel, field, title, unit in (
         (panels[0], "distance", "attention distance", "mean distance in patches"),
         (panels[1], "entropy", "attention entropy", "entropy in nats"),
-        (panels[2], "lens", "early predictions (logit lens)", "same class as at the end, % of images"),
+        (panels[2], "lens", "early predictions (logit lens)", "agreement with final prediction in %"),
     ):
         for block in range(depth):
             values = [

@@ -161,8 +161,8 @@ def _list_attention_stages(config: ModelConfig, batch_size: int, num_tokens: int
             scales,
             map_flops,
         ),
-        Stage(name_prefix + "heads", *per_head, flops=map_flops),
-        Stage(name_prefix + "joined", ["batch", "token", "feature"], [batch_size, num_tokens, width]),
+        Stage(name_prefix + "head_outputs", *per_head, flops=map_flops),
+        Stage(name_prefix + "concat", ["batch", "token", "feature"], [batch_size, num_tokens, width]),
     ]
     if config.output_projection:
         stages.append(

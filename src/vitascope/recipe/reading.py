@@ -122,8 +122,7 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
 
     for override in overrides:
         if "=" not in override or override.startswith("="):
-            hint = " The recipe must come first." if override in list_recipe_names() else ""
-            raise UserError(f"'{override}' is not a setting. Write key=value, such as model.depth=8.{hint}")
+            raise UserError(explain_override_without_value(override, overrides, "such as model.depth=8"))
         if override == "weights=recipe:":
             raise UserError("weights=recipe: names no recipe. Write weights=recipe:NAME, such as recipe:digits-mae.")
         if "_scale=" in override and not _has_bracketed_pair_value(override):
@@ -185,6 +184,20 @@ def _rename_old_settings(recipe: "DictConfig") -> "DictConfig":
     for name, value in convert_old_settings(flatten_sections(OmegaConf.to_container(recipe))).items():  # pyright: ignore[reportArgumentType]
         OmegaConf.update(new, name, value)
     return new
+
+
+def explain_override_without_value(name: str, overrides: Sequence[str], example: str) -> str:
+    """Say what is missing, for an error. If `name` is a setting, its value may follow after a space."""
+    from omegaconf import OmegaConf
+
+    section = name.partition(".")[0]
+    schema = build_omegaconf_schema((section,) if section in OBJECTIVE_SECTIONS else ())
+    if name in flatten_sections(OmegaConf.to_container(schema)):  # pyright: ignore[reportArgumentType]
+        following = list(overrides)[list(overrides).index(name) + 1 :]
+        value = following[0] if following and "=" not in following[0] else "VALUE"
+        return f"'{name}' has no value. Write {name}={value}, without spaces."
+    hint = " The recipe must come first." if name in list_recipe_names() else ""
+    return f"'{name}' is not a setting. Write key=value, {example}.{hint}"
 
 
 def _split_override(override: str) -> NameAndText:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import t as student
 
+from vitascope.number_format import format_number
+
 CI_LABEL = "± 95 % confidence interval of the mean"
 NOT_SIGNIFICANT = "no significant difference"
 MIN_SEEDS_FOR_INTERVAL = 3  # values: with fewer, the values are printed instead of an interval
@@ -184,5 +186,5 @@ def format_mean_difference_or_values(
 def _format_mean_or_values(values: list[float], ci_half_width: float | None, sign_format: str) -> str:
     """Format a mean with ±; fewer than three values themselves. `sign_format`: '+' for a sign before all numbers."""
     if ci_half_width is None or len(values) < MIN_SEEDS_FOR_INTERVAL:
-        return ", ".join(f"{value:{sign_format}z.2f}" for value in values)
-    return f"{mean(values):{sign_format}z.2f} ± {ci_half_width:.2f}"
+        return ", ".join(format_number(value, f"{sign_format}z.2f") for value in values)
+    return f"{format_number(mean(values), f'{sign_format}z.2f')} ± {ci_half_width:.2f}"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from vitascope.draw.html import Markdown, format_markdown_table
+from vitascope.number_format import format_number, format_percent
 from vitascope.records.record import (
     BenchmarkRow,
     format_thousands_or_millions,
@@ -36,7 +37,7 @@ def format_gpu_library_speed_table(results_folder: Path, record_names: list[str]
         vitascope_row = row_by_name["ours, compiled, whole step" if task == "train" else "ours, fast"]
         peer_speeds = [_format_speed_or_failure(row_by_name[peer]) if peer in row_by_name else "–" for peer in peers]
         speedups = [f"×{vitascope_row[name]:.2f}" for name in ("times_timm", "times_timm_compiled")]
-        fraction = "–" if task == "latency" else f"{vitascope_row['share_of_matrix_rate']:.0%}"
+        fraction = "–" if task == "latency" else format_percent(vitascope_row["share_of_matrix_rate"], 0)
         speed = f"**{_format_speed_or_failure(vitascope_row)}**"
         lines.append([f"{shape} {task}, batch {batch}", speed, *speedups, fraction, *peer_speeds])
     head = ["benchmark", "ours", "× timm", "× timm compiled"]
@@ -69,10 +70,10 @@ def format_explanation_faithfulness_table(results_folder: Path, record_names: li
                 [
                     f"`{results['recipe']}`, {results['images']} images",
                     get_method_label(row["method"]),
-                    f"{row['insertion'] - row['deletion']:+z.3f}",
+                    format_number(row["insertion"] - row["deletion"], "+z.3f"),
                     f"{row['deletion']:.3f} ± {row['deletion_error']:.3f}",
                     f"{row['insertion']:.3f} ± {row['insertion_error']:.3f}",
-                    "–" if rank_correlation is None else f"{rank_correlation:+z.2f}",
+                    "–" if rank_correlation is None else format_number(rank_correlation, "+z.2f"),
                 ]
             )
     error = "± standard error over images"
@@ -112,7 +113,7 @@ def format_token_merging_and_dropping_table(results_folder: Path, record_names: 
             str(row["tokens_at_the_end"]),
             f"{row['gflops']:.2f}",
             f"×{row['times_as_fast']:.2f}",
-            *(f"{row[name]:.1%}" for name in quality_columns),
+            *(format_percent(row[name]) for name in quality_columns),
         ]
         for row in rows
     ]
@@ -126,7 +127,7 @@ def format_result_at_other_image_sizes_table(results_folder: Path, record_names:
     lines = []
     for row in read_benchmark_rows(results_folder, record_names):
         grid = "–" if row["grid"] is None else "×".join(map(str, row["grid"]))
-        pixels = f"{row['pixels_seen']:.1%}" if "pixels_seen" in row else "–"
+        pixels = format_percent(row["pixels_seen"]) if "pixels_seen" in row else "–"
         size, gflops = f"{row['image']}×{row['image']}", str(row.get("gflops", "–"))
         lines.append([row["who"], size, row["answer"], grid, pixels, gflops])
     return format_markdown_table(
@@ -161,15 +162,15 @@ def format_seconds_to_target_accuracy_table(results_folder: Path, record_names: 
         for row in read_benchmark_rows(results_folder, [name]):
             seconds, device = row.get("bar_passed_after_seconds"), row["hardware"]["device"]
             compiled = "compiled" if row["hardware"]["compiled"] else "not compiled"
-            overhead = "–" if device == "cpu" else f"{row['overhead']:.1%}"  # on a shared CPU it is noise
+            overhead = "–" if device == "cpu" else format_percent(row["overhead"])  # on a shared CPU it is noise
             rows.append(
                 [
                     f"`{row['recipe']}`",
                     f"{get_device_or_cpu_name(machine, device)}, {compiled}",
                     format_thousands_or_millions(row["images_seen"]),
-                    f"{row['bar']:.2%}",
+                    format_percent(row["bar"], 2),
                     "not reached" if seconds is None else f"{seconds:.1f}",
-                    f"{row['test_accuracy']:.2%}",
+                    format_percent(row["test_accuracy"], 2),
                     f"{row['images_per_second']:,.0f}",
                     overhead,
                     name,

@@ -15,6 +15,7 @@ from vitascope.draw.html import Markdown, escape_markdown, format_markdown_table
 from vitascope.errors import UserError, format_count, suggest_choice
 from vitascope.evaluation.model_card import ModelCard
 from vitascope.inference.scoring import VIEW_DESCRIPTIONS
+from vitascope.number_format import format_percent
 from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL
 from vitascope.records.record import (
     Record,
@@ -175,7 +176,7 @@ def _format_record_results_for_card(record: Record) -> Markdown:
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
     recalls = {name: [value for value in values if value is not None] for name, values in record.recall.items()}
     means = {name: mean(values) for name, values in recalls.items() if values}
-    lowest = ", ".join(f"{name} ({means[name]:.1%})" for name in sorted(means, key=means.__getitem__)[:3])
+    lowest = ", ".join(f"{name} ({format_percent(means[name])})" for name in sorted(means, key=means.__getitem__)[:3])
     return (
         f"Test accuracy **{format_mean_test_accuracy(record)}** ({seeds}, last epoch, "
         f"{VIEW_DESCRIPTIONS[record.views]}).\n\n"

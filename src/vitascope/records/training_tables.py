@@ -4,6 +4,7 @@ from pathlib import Path
 from statistics import mean
 
 from vitascope.draw.html import Markdown, format_markdown_table
+from vitascope.number_format import format_number, format_percent
 from vitascope.records.ablation import (
     MIN_SEEDS_FOR_INTERVAL,
     ResidualNoise,
@@ -86,7 +87,7 @@ def format_speedrun_length_and_size_table(results_folder: Path, record_names: li
         images, num_seeds = format_thousands_or_millions(first["images_seen"]), str(len(arm.rows))
         speed = f"{mean(row['images_per_second'] for row in arm.rows):,.0f}"
         seconds = f"{mean(row['steady_seconds'] for row in arm.rows):.1f}"
-        train_accuracy = f"{mean(row['train_accuracy'] for row in arm.rows):.1%}"
+        train_accuracy = format_percent(mean(row["train_accuracy"] for row in arm.rows))
         accuracy = f"{100 * arm.mean_accuracy:.2f} %"
         lines.append([arm.name, str(first["tokens"]), images, speed, seconds, num_seeds, train_accuracy, accuracy])
     head = ["run", "tokens", "images seen", "images/s", "seconds", "seeds"]
@@ -98,7 +99,7 @@ def _format_difference_with_pooled_interval(differences: list[float], noise: Res
     interval = ""
     if noise and len(differences) > 1:
         interval = f" ± {scale * noise.compute_ci_half_width(len(differences)):.2f}"
-    return f"{scale * mean(differences):+z.2f}{interval}"
+    return f"{format_number(scale * mean(differences), '+z.2f')}{interval}"
 
 
 def format_accuracy_by_label_fraction_table(results_folder: Path, record_names: list[str]) -> Markdown:
@@ -114,7 +115,7 @@ def format_accuracy_by_label_fraction_table(results_folder: Path, record_names: 
         lines.append([arm, *(_format_mean_accuracy_and_seeds_or_dash(arm_rows[fraction]) for fraction in fractions)])
     head = [
         f"accuracy ({describe_mean_notation_for_header(counts)})",
-        *(f"{fraction:.0%} of the labels" for fraction in fractions),
+        *(f"{format_percent(fraction, 0)} of the labels" for fraction in fractions),
     ]
     return format_markdown_table(head, lines)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from vitascope.data.open_data import check_data_name_exists
 from vitascope.errors import UserError, format_count
 from vitascope.recipe.choices import LABELLED_OBJECTIVE
-from vitascope.recipe.reading import read_recipe
+from vitascope.recipe.reading import explain_override_without_value, read_recipe
 from vitascope.recipe.schema import (
     Recipe,
     SectionSettings,
@@ -197,7 +197,7 @@ def parse_and_check_design(
     for override in overrides:
         key, sign, text = override.partition("=")
         if not sign or not key:
-            raise UserError(f"'{override}' is not a setting. Write key=value, or key=a,b,c to vary it.")
+            raise UserError(explain_override_without_value(override, overrides, "or key=a,b,c to vary it"))
         if key in (*values_by_setting, *ranges_by_setting):
             raise UserError(f"{key} is varied twice. Give all its values at once: {key}=a,b,c")
         if key == "train.seed":

@@ -16,6 +16,7 @@ from vitascope.draw.study import (
     draw_seed_curve_bands,
 )
 from vitascope.errors import format_count
+from vitascope.number_format import format_number
 from vitascope.recipe.choices import complete_augmentation_for_objective, load_objective
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL, PairedDifference
 from vitascope.records.record import format_thousands_or_millions
@@ -58,7 +59,7 @@ def build_results_table(results: StudyResults) -> Table:
         *results.design.varied_settings,
         "seeds",
         f"{score_name} (seeds {two_seeds[0]}, {two_seeds[1]})" if two_seeds else score_name,
-        f"difference from the {results.best_or_highest_mean_label} (points)",
+        _format_difference_header(results, two_seeds),
         "verdict",
         "training accuracy",
         "parameters",
@@ -87,6 +88,13 @@ def build_results_table(results: StudyResults) -> Table:
             ]
         )
     return Table(header, rows)
+
+
+def _format_difference_header(results: StudyResults, two_seeds: tuple[int, ...]) -> str:
+    """With several seeds the difference is paired; with two seeds both values are shown, so the seeds are named."""
+    paired = "paired " if max((len(cell.results) for cell in results.combinations), default=1) > 1 else ""
+    seeds = f", seeds {two_seeds[0]}, {two_seeds[1]}" if two_seeds else ""
+    return f"{paired}difference from the {results.best_combination_label} (points{seeds})"
 
 
 def format_notes(results: StudyResults) -> list[str]:
@@ -122,9 +130,9 @@ def _explain_intervals_and_differences(results: StudyResults) -> str:
     sentences = ["± is the 95 % confidence interval of the mean over seeds (Student's t)."] if has_intervals else []
     sentences += ["With two seeds, both values are shown, in the order of the seeds."] if 2 in seed_counts else []
     if len(results.combinations) > 1:
-        paired = " and paired by seed" if max(seed_counts) > 1 else ""
+        paired = "taken seed by seed, " if max(seed_counts) > 1 else ""
         sentences.append(
-            f"Differences from the {results.best_or_highest_mean_label} are in percentage points (points){paired}."
+            f"Differences from the {results.best_combination_label} are {paired}in percentage points (points)."
         )
         if len(results.combinations) > 2 and paired:
             corrected = "Their intervals" if has_intervals else "The verdicts"
@@ -170,7 +178,10 @@ def _draw_accuracy_and_cost_pareto_fronts(results: StudyResults) -> Figure:
             )
             for cell, draw_interval in zip(results.combinations, has_interval, strict=True)
         ]
-    caption = "Orange: the Pareto front. No other combination is as good in both accuracy and cost, and better in one."
+    caption = (
+        "Orange: the Pareto front, i.e. combinations for which no other is at least as accurate and at most as costly, "
+        "and better in one of the two."
+    )
     if any(has_interval):
         caption += " Bars: 95 % confidence interval of the mean (three seeds or more)."
     return draw_pareto_fronts(points, caption, results.design.score_name)
@@ -274,7 +285,7 @@ def _draw_accuracy_grid(results: StudyResults) -> Figure:
 
 def _format_difference_in_points(difference: PairedDifference) -> str:
     return (
-        f"{100 * difference.mean_difference:+z.2f} in every seed"
+        f"{format_number(100 * difference.mean_difference, '+z.2f')} in every seed"
         if difference.has_no_spread and len(difference.differences) >= MIN_SEEDS_FOR_INTERVAL
         else difference.format_with_interval(100)
     )

@@ -136,6 +136,15 @@ class StudyResults:
         return "highest mean" if num_seeds > 1 else "highest accuracy"
 
     @property
+    def best_combination_label(self) -> str:
+        """`best_or_highest_mean_label` with its noun: best combination, or combination with the highest mean."""
+        return (
+            "best combination"
+            if self.best_or_highest_mean_label == "best"
+            else f"combination with the {self.best_or_highest_mean_label}"
+        )
+
+    @property
     def conclusion(self) -> str:
         """The conclusion of the study."""
         if not self.combinations:

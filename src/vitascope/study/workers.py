@@ -15,6 +15,7 @@ from rich.console import Console
 from vitascope.errors import UserError, shorten_error_message
 from vitascope.inference.open_model import open_model
 from vitascope.model.anatomy import count_forward_flops_per_image, count_parameters
+from vitascope.number_format import format_percent
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
 from vitascope.run.machine import get_run_device_name
@@ -273,7 +274,11 @@ def print_trial_outcome(outcome: TrialOutcome, console: Console) -> None:
     seeds = f"seed {outcome.seeds[0]}" if len(outcome.seeds) == 1 else f"{len(outcome.seeds)} seeds"
     if outcome.note:
         console.print(outcome.note, highlight=False, soft_wrap=True)
-    result = outcome.failure_reason if outcome.accuracy is None else f"{outcome.score_name} {outcome.accuracy:.2%}"
+    result = (
+        outcome.failure_reason
+        if outcome.accuracy is None
+        else f"{outcome.score_name} {format_percent(outcome.accuracy, 2)}"
+    )
     console.print(
         f"{format_combination(outcome.settings, seeds)}: {result}  ({outcome.num_waiting} to do)",
         highlight=False,

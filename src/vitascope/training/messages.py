@@ -17,6 +17,7 @@ from vitascope.data.open_data import TrainingData
 from vitascope.data.sources.folder import image_file_has_colour, read_image_size
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
+from vitascope.number_format import format_percent
 from vitascope.recipe.choices import complete_augmentation_for_objective, load_objective
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.recipe.schema import Recipe, format_value_for_command_line
@@ -130,12 +131,15 @@ def format_training_summary(run: Run, data: TrainingData, *, suggest_evaluation:
     if not rows:
         return f"{run.path} has no metrics."
     last, seconds = rows[-1], sum(row["seconds"] for row in rows)
-    text = f"{format_count(last['epoch'], 'epoch')} in {seconds:.1f} s, training loss {last['train_loss']:z.3f}"
-    train = run.recipe.train
+    train, passes = run.recipe.train, run.recipe.data.passes_per_epoch
+    epochs = format_count(last["epoch"], "epoch")
+    epochs += f" ({last['epoch'] * passes:,} passes over the training images)" if passes > 1 else ""
+    text = f"{epochs} in {seconds:.1f} s, training loss {last['train_loss']:z.3f}"
     text += "" if train.uses_labels else f" ({load_objective(train.objective).loss_name})"
     if "val_accuracy" in last and data.validation is not None:
         metric = "validation accuracy" if "train_accuracy" in last else "linear-probe validation accuracy"
-        text += f", {metric} {last['val_accuracy']:.2%} ({format_count(len(data.validation), 'image')}, last epoch"
+        accuracy = format_percent(last["val_accuracy"], 2)
+        text += f", {metric} {accuracy} ({format_count(len(data.validation), 'image')}, last epoch"
         precision = run.training_precision
         text += f", computed in {precision})" if precision not in (None, "float32") else ")"
     text += f"\nCurves: {run.get_path('curves.png')}"
@@ -241,7 +245,7 @@ def _yield_epochs_printing_throttled_lines(
 
 
 def format_epoch_line(metrics: dict[str, float], num_epochs: int, *, short: bool = False) -> str:
-    """Return for example 'epoch 3/20  train loss 1.234  train acc 56.7%  val acc 55.1%  12,345 images/s'.
+    """Return for example 'epoch 3/20  train loss 1.234  train acc 56.7 %  val acc 55.1 %  12,345 images/s'.
 
     Without labels, the accuracies are those of k-NN and a linear probe. `short`: shorter labels, without the speed."""
     labels = dict(SHORT_ACCURACY_LABELS if short else ACCURACY_LABELS)
@@ -249,5 +253,5 @@ def format_epoch_line(metrics: dict[str, float], num_epochs: int, *, short: bool
         labels["val_accuracy"] = "probe" if short else "linear probe"
     loss_label = "loss" if short else "train loss"
     text = f"epoch {metrics['epoch']:>{len(str(num_epochs))}}/{num_epochs}  {loss_label} {metrics['train_loss']:z.3f}"
-    text += "".join(f"  {label} {metrics[name]:.1%}" for name, label in labels.items() if name in metrics)
+    text += "".join(f"  {label} {format_percent(metrics[name])}" for name, label in labels.items() if name in metrics)
     return text if short else f"{text}  {metrics['images_per_second']:,.0f} images/s"

@@ -5,6 +5,7 @@ from typing import Any, TypedDict
 
 from vitascope.model.anatomy import list_stages
 from vitascope.model.config import ModelConfig, Size, as_pair, check_and_convert_size
+from vitascope.number_format import format_percent
 from vitascope.weights.model_info import ModelSettings
 from vitascope.weights.pretrained import PretrainedModel
 
@@ -136,10 +137,10 @@ def _find_refusal_reason(
     if new_grid[0] * new_grid[1] == 0:
         reason += "the image is smaller than one patch"
     elif new_grid[0] * new_grid[1] == 1:
-        covered = f" ({pixel_coverage:.1%} of the pixels)" if pixel_coverage < 1 else ""
+        covered = f" ({format_percent(pixel_coverage)} of the pixels)" if pixel_coverage < 1 else ""
         reason += f"there is only one patch{covered}, so there is no attention between patches"
     else:
-        reason += f"{1 - pixel_coverage:.1%} of the pixels would be ignored"
+        reason += f"{format_percent(1 - pixel_coverage)} of the pixels would be ignored"
     return f"{reason}. Choose {_format_suggested_sizes(old_config, size)}."
 
 

@@ -259,8 +259,8 @@ class AttentionModuleChecker(PartChecker):
         is_equivariant = torch.allclose(
             self.run_user_code_and_restore_axes(convention, case, {"x": x[:, order]}), user_result[:, order], atol=1e-4
         )
-        requirement = "Permuting the tokens should permute the output in the same way, unless the attention is causal"
-        lines.append(format_observation(is_equivariant, requirement, "does"))
+        requirement = "permuting the tokens permutes the output in the same way (unless the attention is causal)"
+        lines.append(format_observation(is_equivariant, requirement))
         alone = self.run_user_code_and_restore_axes(
             convention, case, {"x": torch.cat([x[:1], torch.zeros_like(x[1:])])}
         )

@@ -46,6 +46,7 @@ FUNCTION_CHECKERS: dict[str, CheckerFactory] = MODULE_CHECKERS | {
     ),
 }
 PARTS = list(MODULE_CHECKERS)
+MODULE_ONLY_PARTS = ("transformer-block", "vit")
 Definitions = dict[str, UserCode]  # functions and classes of a file by name
 
 
@@ -141,14 +142,16 @@ def check_object_or_report_error(
     except UserError:
         raise
     except Exception as error:  # the user's constructor may raise anything
-        return _make_setup_error_report(name, part or recognize_part(name, user_code) or "unknown", error)
+        return _make_setup_error_report(name, user_code, part or recognize_part(name, user_code) or "unknown", error)
     finally:
         torch.set_num_threads(threads)
 
 
-def _make_setup_error_report(name: str, part: str, error: Exception) -> CheckReport:
+def _make_setup_error_report(name: str, user_code: UserCode, part: str, error: Exception) -> CheckReport:
     error_text = f"{type(error).__name__}: {shorten_error_message(error, 200)}"
     hint = f"Create an instance yourself: layer = {name}(…). Then check FILE.py:layer, or call vitascope.check(layer)."
+    if part in MODULE_ONLY_PARTS and not isinstance(user_code, type | nn.Module):
+        hint = f"{name} is a function; the part {part} needs a class or an nn.Module."
     return CheckReport(
         part,
         name,
@@ -167,9 +170,9 @@ def _make_unfilled_report(name: str, part: str, line_number: int) -> CheckReport
         name,
         False,
         ["unknown"],
-        ["Replace every ... with your own code. Then check again."],
+        ["Replace every `...` with your own code. Then check again."],
         FirstDifference(check="source code", index=None, expected="code", got="...", error="not filled in yet"),
-        evidence=[f"Line {line_number} still contains ..."],
+        evidence=[f"Line {line_number} still contains `...`."],
         verdict="not filled in yet",
     )
 

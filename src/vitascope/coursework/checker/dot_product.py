@@ -282,8 +282,8 @@ def describe_attention_mistake_symptoms(
     if "v" in inputs:
         ones = checker.run_user_code_and_restore_axes(convention, case, inputs | {"v": torch.ones_like(inputs["v"])})
         sum_to_one = torch.allclose(ones, torch.ones_like(ones), atol=1e-4)
-        lines.append(format_observation(sum_to_one, "Rows of the attention map should sum to 1", "do"))
+        lines.append(format_observation(sum_to_one, "the rows of the attention weights sum to 1"))
         doubled = checker.run_user_code_and_restore_axes(convention, case, inputs | {"v": 2 * inputs["v"]})
         is_linear = torch.allclose(doubled, 2 * user_result)
-        lines.append(format_observation(is_linear, "Doubling the values should double the output", "does"))
+        lines.append(format_observation(is_linear, "doubling the values doubles the output"))
     return lines

@@ -223,7 +223,7 @@ class FeedForwardChecker(PartChecker):
         is_independent = first_token.shape == user_result[:, :1].shape and torch.allclose(
             first_token, user_result[:, :1], atol=1e-4
         )
-        lines = [format_observation(is_independent, "The output of a token should be independent of the other tokens")]
+        lines = [format_observation(is_independent, "the output of a token is independent of the other tokens")]
         if self.is_module and len(find_linear_layers_and_matrices(self.sample_module)) != 2:
             num_layers = len(find_linear_layers_and_matrices(self.sample_module))
             lines.append(f"The module has {num_layers} linear layers instead of two.")

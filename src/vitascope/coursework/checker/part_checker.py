@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitascope.coursework.checker.recognition import ArgumentRoles
 from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
+from vitascope.coursework.checker.report import RESULT_SIGNS
 
 NamedTensors = dict[str, Tensor]
 ReferenceInputs = dict[str, Tensor]  # by role, with the axes in the order of the reference
@@ -22,7 +23,7 @@ UserInputs = dict[str, Tensor]  # by role, in the shapes that the user's code ex
 OutputInReferenceAxes = Tensor  # the axes are in the order of the reference
 MaskPolarity = Literal["allowed", "blocked"]  # the meaning of True in a boolean mask
 MaskKind = Literal["all", "random", "causal", "high_scores"]
-IMAGES_INDEPENDENT = "The output of an image should be independent of the other images in the batch"
+IMAGES_INDEPENDENT = "the output of an image is independent of the other images in the batch"
 LARGE_MASKED_SCORES = "masked keys with large scores have no effect"  # name of a case
 
 
@@ -157,9 +158,9 @@ class PartChecker(ABC):
         return "PyTorch"
 
 
-def format_observation(is_correct: bool, requirement: str, verb: str = "is") -> str:
-    """Say what should hold, and whether it does for the user's code: "… should sum to 1: yours do not."."""
-    return f"{requirement}: yours {verb}{'' if is_correct else ' not'}."
+def format_observation(is_correct: bool, requirement: str) -> str:
+    """Mark a requirement as in the list of checks: "✗ the rows of the attention weights sum to 1"."""
+    return f"{RESULT_SIGNS[is_correct]} {requirement}"
 
 
 class NoDropoutMode(TorchFunctionMode):

@@ -190,7 +190,8 @@ class CheckReport:
     __repr__ = __str__
 
     def format_headline(self) -> str:
-        verdict = self.verdict or ("correct" if self.passed else f"wrong: {', '.join(self.mistakes)}")
+        wrong = "wrong (cause not recognised)" if self.mistakes == ["unknown"] else f"wrong: {', '.join(self.mistakes)}"
+        verdict = self.verdict or ("correct" if self.passed else wrong)
         return f"{RESULT_SIGNS[self.passed]} {self.name} ({self.part}): {verdict}"
 
     def format_lines(self) -> list[str]:

@@ -13,6 +13,7 @@ from vitascope.errors import UserError
 from vitascope.model.attention import SelfAttention
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
+from vitascope.number_format import format_percent
 from vitascope.study.report import draw_study_curves
 from vitascope.study.results import CombinationResults
 
@@ -170,6 +171,6 @@ def _add_multi_head_shapes_table(report: SheetReport) -> None:
     highest = (heads[0].argmax(-1) == torch.arange(5)).float().mean()
     report.add_text(
         f"""The sheet remarks that a token always attends most to itself. In this layer with random initial weights,
-        that is the case in {highest:.0%} of the rows; a uniform choice would give 20%. The weights decide it: nothing
-        in attention prefers the diagonal."""
+        that is the case in {format_percent(float(highest), 0)} of the rows; a uniform choice would give 20 %. The
+        weights decide it: nothing in attention prefers the diagonal."""
     )

@@ -33,6 +33,7 @@ from vitascope.model.attention_cost import (
     measure_projection_and_attention_seconds,
 )
 from vitascope.model.config import ModelConfig
+from vitascope.number_format import format_percent
 from vitascope.recipe.reading import read_recipe
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
 from vitascope.run.machine import get_device_names_by_type, get_device_or_cpu_name
@@ -199,7 +200,7 @@ def _add_attention_cost_and_return_exponents(
     report.add_table([f"4 heads of 64, {machine}", "time", "memory"], [["the sheet", "tokens²", "tokens²"], *rows])
     stages = {stage.name: stage.flops for stage in list_stages(ModelConfig(32, 4, embed_dim=256, depth=1, num_heads=4))}
     attention = {name.split(".")[-1]: flops for name, flops in stages.items() if ".attn." in name}
-    projections = sum(flops for name, flops in attention.items() if name in ("query", "key", "value", "proj", "joined"))
+    projections = sum(flops for name, flops in attention.items() if name in ("query", "key", "value", "proj", "concat"))
     maps_and_sums = sum(attention.values()) - projections
     report.add_text(
         f"""The exponents are log-log slopes, fitted to the larger half of the token counts. At
@@ -250,15 +251,12 @@ def _try_28_pixel_image_and_add_section(report: SheetReport) -> None:
         vitascope_result = "accepted"
     except UserError as error:
         vitascope_result = str(error)
-    fraction = grid[0] * grid[1] * 256 / 784
+    used = f"which uses {format_percent(grid[0] * grid[1] * 256 / 784)} of the pixels, without a warning"
     report.add_table(
         ["model", "result"],
         [
             ["timm, unchanged", timm_result],
-            [
-                "timm, img_size=28",
-                f"a grid of {grid[0]}×{grid[1]} patches, which uses {fraction:.1%} of the pixels, without a warning",
-            ],
+            ["timm, img_size=28", f"a grid of {grid[0]}×{grid[1]} patches, {used}"],
             ["Vitascope, img_size=28, patch_size=16", vitascope_result],
         ],
     )

@@ -14,6 +14,7 @@ from vitascope.model.attention_variants import SelfAttention2d
 from vitascope.model.config import ModelConfig
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.vit import VisionTransformer
+from vitascope.number_format import format_percent
 from vitascope.study.report import draw_study_curves
 from vitascope.study.results import CombinationResults
 from vitascope.weights.torch_layers import to_torch
@@ -58,7 +59,7 @@ def _add_time_to_accuracy_table(
     header = ["held-out accuracy", "points", *(f"{cell.settings['train.epochs']} epochs" for cell in cells)]
     rows = [
         [
-            f"{target:.0%}",
+            format_percent(target, 0),
             "2",
             *(str(compute_time_to_accuracy(cell, target)) for cell in cells),
             str(compute_time_to_accuracy(single_run_results, target, "waited")),

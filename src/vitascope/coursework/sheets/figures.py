@@ -16,6 +16,7 @@ from vitascope.explain.maps import attention_maps
 from vitascope.inference.open_model import open_model
 from vitascope.model.positions import make_sinusoidal_table
 from vitascope.model.scaled_dot_product import causal_mask, to_additive_mask
+from vitascope.number_format import format_number
 from vitascope.run.directory import Run
 from vitascope.run.images import try_to_sample_run_images
 
@@ -60,7 +61,8 @@ def make_additive_causal_mask(num_tokens: int) -> Tensor:
 def format_additive_causal_mask(num_tokens: int) -> str:
     """Format the values of the mask, one line per query."""
     return "\n".join(
-        " ".join(f"{value:>7,.0f}" for value in row) for row in make_additive_causal_mask(num_tokens).tolist()
+        " ".join(format_number(value, ">7,.0f") for value in row)
+        for row in make_additive_causal_mask(num_tokens).tolist()
     )
 
 
@@ -76,7 +78,7 @@ def draw_additive_causal_mask(num_tokens: int) -> Figure:
         y_label="query",
         colormap=SEQUENTIAL,
         colorbar_label="added to the score",
-        value_format="{:,.0f}" if num_tokens <= 12 else None,
+        value_format=",.0f" if num_tokens <= 12 else None,
     )
     add_caption(
         figure,

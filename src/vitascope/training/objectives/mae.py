@@ -17,6 +17,7 @@ from vitascope.model.pretraining import (
     select_visible_and_restore_indices,
 )
 from vitascope.model.vit import VisionTransformer
+from vitascope.number_format import format_percent
 from vitascope.recipe.schema import Recipe
 from vitascope.shapes import BlockNoise, DepthNoise, Images, Patches, PatchNoise, TokenIndices
 from vitascope.training.objectives.objective import Batch, StepMetrics
@@ -25,8 +26,8 @@ from vitascope.training.optim.schedule import ScheduleValues
 
 EPS = 1e-6
 CAPTION = (
-    "{:.0%} of the patches are hidden (grey). The encoder gets the visible patches; the decoder reconstructs the "
-    "hidden ones."
+    "{} of the patches are masked (grey). The encoder gets the visible patches; the decoder reconstructs the "
+    "masked ones."
 )
 NORM_PIX_CAPTION = (
     " This run predicts normalised pixels (mae.norm_pix_loss=true), so each reconstructed patch is shown with its true "
@@ -82,7 +83,7 @@ def make_target_pixels(patches: Patches, normalise: bool) -> Patches:
 def mae_loss(
     predicted_patches: Patches, target_patches: Patches, patch_ranks: TokenIndices, num_visible: int
 ) -> Tensor:
-    """Return the mean squared error over the pixels of hidden patches, in float32."""
+    """Return the mean squared error over the pixels of the masked patches, in float32."""
     hidden = (patch_ranks >= num_visible).float()
     errors = (predicted_patches.float() - target_patches.float()).square().mean(-1)
     return (errors * hidden).sum() / hidden.sum()
@@ -106,7 +107,7 @@ class Mae(MaskedImageModelling):
 
     name = "mae"
     config_class = MaeConfig
-    loss_name = "mean squared error of hidden patches"
+    loss_name = "mean squared error on the masked patches"
     min_eager_step_seconds = 0.012  # many small kernels
 
     def __init__(self, state: "TrainState") -> None:
@@ -141,7 +142,9 @@ class Mae(MaskedImageModelling):
         return {"train_loss": mae_loss(predicted, target, patch_ranks, self.num_visible)}
 
     def make_caption(self) -> str:
-        return CAPTION.format(self.config.mask_ratio) + (NORM_PIX_CAPTION if self.config.norm_pix_loss else "")
+        return CAPTION.format(format_percent(self.config.mask_ratio, 0)) + (
+            NORM_PIX_CAPTION if self.config.norm_pix_loss else ""
+        )
 
     def predict_pixels(self, images: Images, noise: BlockNoise) -> Reconstruction:
         """With norm_pix_loss each reconstructed patch gets its true mean and standard deviation."""

@@ -58,7 +58,7 @@ class Objective:
     num_whole_views: int = 1  # views of each image in one forward pass of the model, for the choice of kernels
     min_eager_step_seconds: float = 0.003  # shortest uncompiled CUDA graph step on an H200
     lr_find_problem: str = ""  # why the loss cannot show a good learning rate
-    preview_name: str = "versions"  # what `vitascope data preview` draws
+    preview_name: str = "augmented versions"  # what `vitascope data preview` draws
     preview_sections: tuple[str, ...] = ()  # sections whose settings change the preview, such as "dino."
     fingerprint: str = ""  # hash of other inputs of the run, such as a teacher's weights
     can_accumulate: bool = True  # whether train.grad_accum_steps gives the same result
@@ -101,7 +101,7 @@ class Objective:
             preprocessing.augment_and_mix(samples.images, samples.labels, select_step_draws(draws, step), policy)[0]
             for step in range(NUM_PREVIEW_VERSIONS)
         ]
-        return TitledVersions(versions, [f"version {step + 1}" for step in range(NUM_PREVIEW_VERSIONS)])
+        return TitledVersions(versions, [f"augmented {step + 1}" for step in range(NUM_PREVIEW_VERSIONS)])
 
     def get_phase_of_epoch(self, epoch: int) -> int:
         """Return the phase of an epoch. Both count from 0. Each phase has its own training step."""

@@ -17,6 +17,7 @@ from vitascope.model.precision import to_autocast_dtype
 from vitascope.model.pretraining import count_visible_patches, select_visible_and_restore_indices
 from vitascope.model.tokens import concat_prefix_tokens, prepend_prefix_and_add_positions
 from vitascope.model.vit import VisionTransformer
+from vitascope.number_format import format_percent
 from vitascope.recipe.schema import Recipe
 from vitascope.shapes import BlockNoise, DepthNoise, Images, Patches, PatchMask
 from vitascope.training.objectives.objective import Batch, StepMetrics
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from vitascope.training.state import TrainState
 
 CAPTION = (
-    "{:.0%} of the patches are masked (grey). The encoder gets a mask token for each of them, and a linear layer "
+    "{} of the patches are masked (grey). The encoder gets a mask token for each of them, and a linear layer "
     "predicts their pixels. In the last row, the visible patches are copied from the image."
 )
 
@@ -146,7 +147,7 @@ class SimMim(MaskedImageModelling):
         return expand_block_mask(block_ranks >= self.num_visible, self.block_grid, self.config.block_size)
 
     def make_caption(self) -> str:
-        return CAPTION.format(1 - self.num_visible / self.num_masked_units)
+        return CAPTION.format(format_percent(1 - self.num_visible / self.num_masked_units, 0))
 
     def predict_pixels(self, images: Images, noise: BlockNoise) -> Reconstruction:
         mask = self.make_patch_mask(noise)

@@ -201,8 +201,8 @@ def _write_logit_lens_figures(
         text = (
             f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this patch's "
             f"token. Before block 1, a token holds only its {describe_tokens_before_first_block(inputs.model)}, "
-            f"because attention comes later. The classifier was trained only on {trained_on} after the last block, so values at patches "
-            "and earlier blocks are approximate. "
+            f"because attention comes later. The classifier was trained only on {trained_on} after the last block, so "
+            "values at patches and earlier blocks are approximate. "
             "Each panel has its own scale."
         )
         files += save_png_and_svg(

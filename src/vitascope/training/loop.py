@@ -11,9 +11,9 @@ from torch import nn
 
 from vitascope.errors import UserError, format_count
 from vitascope.model.attention_variants import make_lora_merged_state_dict
-from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, Checkpoint, save_checkpoint, save_weights
+from vitascope.run.checkpoint import CHECKPOINT, SNAPSHOTS_FOLDER, Checkpoint, save_checkpoint, save_weights
 from vitascope.run.directory import Run
-from vitascope.run.files import append_json_line, make_folder
+from vitascope.run.files import append_json_line, make_folder, sync_file
 from vitascope.training.engines import Engine
 from vitascope.training.engines.single_run import make_engine
 from vitascope.training.objectives.objective import Alarm
@@ -73,7 +73,7 @@ def train_and_checkpoint_remaining_epochs(state: TrainState, run: Run) -> Iterat
             yield record
     finally:
         engine.close()
-        if unsaved or not run.get_path("resume.pt").is_file():
+        if unsaved or not run.get_path(CHECKPOINT).is_file():
             save_checkpoint_and_best_weights(run, checkpoint)
     save_weights(run.get_path("model.safetensors"), make_lora_merged_state_dict(state.eval_model))
 
@@ -90,6 +90,7 @@ def save_weight_snapshot_if_due(state: TrainState, run: Run) -> None:
 
 def save_checkpoint_and_best_weights(run: Run, checkpoint: Checkpoint) -> None:
     """Write the checkpoint for `resume`, and the best weights so far."""
+    sync_file(run.get_path("metrics.jsonl"))  # a checkpoint never has more epochs than the metrics
     save_checkpoint(run, checkpoint)
     if checkpoint["best"] is not None:
         save_weights(run.get_path("best.safetensors"), checkpoint["best"])

@@ -15,7 +15,13 @@ from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe, format_recipe_yaml, format_value_for_command_line
-from vitascope.run.checkpoint import Checkpoint, load_checkpoint, read_model_info, save_model_info
+from vitascope.run.checkpoint import (
+    Checkpoint,
+    clean_up_checkpoints,
+    load_checkpoint,
+    read_model_info,
+    save_model_info,
+)
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
 from vitascope.run.files import write_json
 from vitascope.run.lock import lock_run
@@ -147,7 +153,8 @@ def _resume_locked_run(run: Run, console: Console, callbacks: Sequence[RunCallba
             f"{run.path} was made by an older version of Vitascope and cannot be resumed. Use that version, or train "
             "again: CHANGELOG.md lists the settings that were renamed."
         )
-    recipe, checkpoint = run.recipe, load_checkpoint(run)
+    recipe, loaded = run.recipe, load_checkpoint(run)
+    checkpoint = loaded.state
     data, weights = open_data_and_print_notes(recipe, console), None
     if recipe.weights and checkpoint:
         data = replace(data, preprocessing=read_model_info(run).preparation)
@@ -158,6 +165,9 @@ def _resume_locked_run(run: Run, console: Console, callbacks: Sequence[RunCallba
     if checkpoint:
         state.check_resumable_from(checkpoint)
         state.load_state_dict(checkpoint)
+    clean_up_checkpoints(run, loaded)
+    if loaded.note:
+        console.print(loaded.note, highlight=False, soft_wrap=True)
     for name in ("metrics.jsonl", ALARMS_FILE):
         if run.get_path(name).is_file():
             truncate_metrics_file_after_epoch(run.get_path(name), state.epoch)

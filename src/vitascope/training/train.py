@@ -172,6 +172,8 @@ def _resume_locked_run(run: Run, console: Console, callbacks: Sequence[RunCallba
         if run.get_path(name).is_file():
             truncate_metrics_file_after_epoch(run.get_path(name), state.epoch)
     start = f"after epoch {state.epoch}" if state.epoch else "from the start"
+    if num_steps := state.num_steps_of_current_epoch_done:
+        start = f"in epoch {state.epoch + 1}, after {num_steps:,} of {state.steps_per_epoch:,} steps"
     console.print(f"Run: {run.path}, resuming {start}", highlight=False, soft_wrap=True)
     _train_and_write_run_files(run, state, console, callbacks)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import vitascope as library
 from tests.training.test_runs import build_state_and_run, same_weights
 from tests.training.tiny import shared_run, untimed
+from vitascope import UserError
 from vitascope.run import lock as lock_module
 from vitascope.run.directory import Run
 from vitascope.run.lock import LOCK_FILE, RunInUseError, lock_run, read_process_start
@@ -105,7 +107,10 @@ def test_an_ended_process_blocks_no_other(run) -> None:
         assert json.loads(run.get_path(LOCK_FILE).read_text())["pid"] == os.getpid()
 
 
-def test_another_process_with_the_same_id_is_not_the_holder(run) -> None:
+def test_another_process_with_the_same_id_is_not_the_holder(tmp_path, monkeypatch) -> None:
+    """With flock, the operating system knows; without it, the start of the process tells them apart."""
+    monkeypatch.setattr(lock_module, "fcntl", None)
+    run = Run(tmp_path)
     write_lock_of(run)
     with pytest.raises(RunInUseError, match="since 2026-01-02 03:04:05"), lock_run(run):
         pass
@@ -123,7 +128,51 @@ def test_the_lock_of_another_host_is_taken_only_by_force(run) -> None:
         pass
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"host": 1}', b"\xff\xfe"])
+def test_a_copy_of_a_run_that_is_trained_is_free(tmp_path) -> None:
+    original, copy = Run(tmp_path / "original"), tmp_path / "copy"
+    original.path.mkdir()
+    with lock_run(original):
+        shutil.copytree(original.path, copy)
+        with lock_run(Run(copy)):
+            pass
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path) -> None:
+    for target in ("notes.txt", "missing.txt"):
+        (tmp_path / "notes.txt").write_text("keep me")
+        (tmp_path / LOCK_FILE).symlink_to(tmp_path / target)
+        with pytest.raises(UserError, match=r"lock\.json could not be written"), lock_run(Run(tmp_path)):
+            pass
+        (tmp_path / LOCK_FILE).unlink()
+    assert (tmp_path / "notes.txt").read_text() == "keep me"
+
+
+def test_a_lock_of_another_user_names_its_holder(run, monkeypatch) -> None:
+    write_lock_of(run)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(lock_module, "_open_lock_file", refuse)
+    with pytest.raises(RunInUseError, match=f"used by process {os.getpid()} "), lock_run(run):
+        pass
+
+
+def test_a_missing_folder_is_named(tmp_path) -> None:
+    with (
+        pytest.raises(UserError, match=r"gone/lock\.json could not be written: No such file"),
+        lock_run(Run(tmp_path / "gone")),
+    ):
+        pass
+
+
+DAMAGED = [b"", b"{", b"[]", b'{"host": 1}', b"\xff\xfe", b"[" * 5000]
+DAMAGED += [
+    b'{"host": "x", "pid": %s, "process_start": "", "since": ""}' % pid for pid in (b"-1", b"Infinity", b"1e99")
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_lock_file_of_an_ended_process_blocks_no_other(run, monkeypatch, content) -> None:
     monkeypatch.setattr(lock_module, "WAIT_FOR_NAME_SECONDS", 0.05)
     run.get_path(LOCK_FILE).write_bytes(content)

@@ -73,6 +73,8 @@ def lock_run(run: Run, *, force: bool = False) -> Iterator[None]:
     try:
         lock = _take_lock_with_flock(path, content, force) or _take_lock_without_flock(path, content, force)
     except OSError as error:
+        if other_holder := _read_holder(path):  # of another user
+            _check_can_take_over(path, other_holder, force)
         raise UserError(f"{path} could not be written: {error.strerror}. Nothing was changed.") from error
     try:
         yield
@@ -88,7 +90,8 @@ def _take_lock_with_flock(path: Path, content: bytes, force: bool) -> HeldLock |
         try:
             result = _try_flock(descriptor, path)
             if result == "taken":
-                if holder := _read_holder(path):
+                holder = _read_holder(path)  # one of this host has ended, or the folder is a copy
+                if holder and not holder.is_on_this_host:
                     _check_can_take_over(path, holder, force)
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, content)
@@ -112,7 +115,7 @@ def _open_lock_file(path: Path) -> tuple[int, bool]:
         with suppress(FileExistsError):
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
         with suppress(FileNotFoundError):  # its holder has just removed it
-            return os.open(path, os.O_RDWR), False
+            return os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)), False
 
 
 def _try_flock(descriptor: int, path: Path) -> Literal["taken", "held", "removed", "unsupported"]:
@@ -185,12 +188,14 @@ def _read_holder(path: Path) -> LockHolder | None:
 
 
 def _parse_holder(content: bytes) -> LockHolder | None:
-    """Return None if the file is incomplete."""
+    """Return None if the file is incomplete or damaged."""
     try:
         fields = json.loads(content)
-        return LockHolder(str(fields["host"]), int(fields["pid"]), str(fields["process_start"]), str(fields["since"]))
-    except (ValueError, TypeError, KeyError):
+        pid = int(fields["pid"])
+        holder = LockHolder(str(fields["host"]), pid, str(fields["process_start"]), str(fields["since"]))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
+    return holder if 0 < pid < 2**31 else None
 
 
 def _release_lock(lock: HeldLock) -> None:
@@ -241,7 +246,7 @@ def _probe_process(pid: int) -> str | None:
         os.kill(pid, 0)
     except ProcessLookupError:
         return None
-    except (OSError, OverflowError):
+    except OSError:  # a process of another user
         return ""
     return ""
 

@@ -11,10 +11,11 @@ from PIL import Image
 
 import vitascope
 from tests.training.test_captured import GraphReplayedByHand, train_epochs
+from tests.training.test_mid_epoch import interrupt_within_epoch, resume_within_epoch
 from tests.training.test_runs import same_weights
 from tests.training.tiny import EVERYTHING, TINY, untimed
 from vitascope.recipe.reading import read_recipe
-from vitascope.run.directory import Run
+from vitascope.run.directory import Run, open_run_or_newest
 from vitascope.training import loop
 from vitascope.training.engines.single_run import EagerEngine
 from vitascope.training.loader import Loader
@@ -88,6 +89,20 @@ def test_an_interrupted_run_is_resumed_with_the_other_kind_of_memory(
     (path / "recipe.yaml").write_text(text.replace(f"memory: {values[0]}", f"memory: {values[1]}"))
     resumed = vitascope.resume(path, quiet=True)
     assert untimed(resumed) == untimed(whole) and same_weights(resumed, whole)
+
+
+@pytest.mark.parametrize("engine_type", [EagerEngine, pytest.param(GraphReplayedByHand, marks=pytest.mark.slow)])
+def test_decoding_on_demand_is_resumed_exactly_from_the_middle_of_an_epoch(
+    photos, tmp_path, monkeypatch, engine_type
+) -> None:
+    """Also with flips that alternate between epochs."""
+    settings = {"data.augment.flip_mode": "alternating", "data.passes_per_epoch": 2, "model.proj_drop_rate": 0}
+    monkeypatch.setattr(loop, "make_engine", engine_type)
+    whole = train_photos(photos, tmp_path / "whole", 0, **settings)
+    interrupt_within_epoch(monkeypatch, lambda: train_photos(photos, tmp_path / "cut", 0, **settings))
+    run = open_run_or_newest(tmp_path / "cut" / "digits")
+    resume_within_epoch(run)
+    assert untimed(run) == untimed(whole) and same_weights(run, whole)
 
 
 def test_the_captured_step_reads_prefetched_batches(photos) -> None:

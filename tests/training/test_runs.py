@@ -33,6 +33,7 @@ FILES = {
     "best.safetensors",
     "config.json",
     "resume.pt",
+    "resume.previous.pt",
 }
 
 
@@ -135,7 +136,7 @@ def tensorboard_events(run: Run, tag: str):
 
 
 def test_a_torn_or_foreign_checkpoint_is_refused_and_nothing_is_lost(tmp_path) -> None:
-    state, run = build_state_and_run(tmp_path)
+    state, run = build_state_and_run(tmp_path, **{"train.save_seconds": 1000})  # so there is one checkpoint
     records = train_and_checkpoint_remaining_epochs(state, run)
     next(records)
     records.close()

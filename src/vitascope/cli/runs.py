@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -110,20 +111,27 @@ def compare_runs_and_save_figure(
 def delete_runs_after_confirmation(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Take the lock of a process on another host. That process must have ended.")
+    ] = False,
 ) -> None:
-    """Delete runs permanently, after confirmation."""
+    """Delete runs permanently, after confirmation. Runs that a process uses are refused."""
     from vitascope.run.listing import delete_run, open_run_for_deletion
+    from vitascope.run.lock import lock_run
 
     runs_to_delete = [open_run_for_deletion(run) for run in runs]
     count = format_count(len(runs_to_delete), "run")
-    for run in runs_to_delete:
-        print(run.path)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UserError(f"{count} would be deleted permanently. Add --yes to confirm.")
-        typer.confirm(f"Delete {count} permanently?", abort=True)
-    for run in runs_to_delete:
-        delete_run(run)
+    with ExitStack() as locks:
+        for run in {run.path.resolve(): run for run in runs_to_delete}.values():
+            locks.enter_context(lock_run(run, force=force))
+        for run in runs_to_delete:
+            print(run.path)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UserError(f"{count} would be deleted permanently. Add --yes to confirm.")
+            typer.confirm(f"Delete {count} permanently?", abort=True)
+        for run in runs_to_delete:
+            delete_run(run)
     print(f"Deleted {count}.")
 
 

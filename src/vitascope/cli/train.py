@@ -45,7 +45,12 @@ def train(
     _run_training_or_exit_130_on_sigint_sigterm(lambda: train_recipe(recipe, runs, create_console()))
 
 
-def resume(run: RunPath) -> None:
+def resume(
+    run: RunPath,
+    force: Annotated[
+        bool, typer.Option("--force", help="Take the lock of a process on another host. That process must have ended.")
+    ] = False,
+) -> None:
     """Resume an interrupted run. The result is bit-identical to an uninterrupted run.
 
     Example: vitascope resume runs/digits
@@ -54,7 +59,9 @@ def resume(run: RunPath) -> None:
     from vitascope.training.train import resume_run_if_unfinished
 
     interrupted_run = open_run_or_newest(run)
-    _run_training_or_exit_130_on_sigint_sigterm(lambda: resume_run_if_unfinished(interrupted_run, create_console()))
+    _run_training_or_exit_130_on_sigint_sigterm(
+        lambda: resume_run_if_unfinished(interrupted_run, create_console(), force=force)
+    )
 
 
 def suggest_learning_rate(

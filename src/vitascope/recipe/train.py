@@ -63,7 +63,7 @@ class TrainConfig:
     compile: str = "auto"  # torch.compile: auto (only if it saves time), always, never
     cuda_graph: str = "auto"  # run the whole step as one CUDA graph: auto (on CUDA), always, never
     threads: int = 0  # CPU threads; 0: all, or one for small models, which are faster with one
-    save_seconds: float = 30.0  # minimum seconds between checkpoints (resume.pt), saved at the end of an epoch
+    save_seconds: float = 30.0  # seconds between checkpoints (resume.pt), also within epochs; 0: after every epoch
     weight_snapshots: int = 0  # copies of the weights saved during training, evenly spaced; 0: none
     track: list[str] = field(default_factory=list)  # trackers besides TensorBoard: wandb, mlflow
 

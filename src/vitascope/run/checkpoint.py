@@ -2,53 +2,110 @@
 
 import io
 import json
-import pickle
+import re
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from vitascope.errors import UserError, shorten_error_message
 from vitascope.run.directory import Run, check_not_run_folder, is_run_folder
 from vitascope.run.files import make_folder, write_atomically, write_json
+from vitascope.weights.files import make_safetensors_metadata, read_safetensors
 from vitascope.weights.model_info import ModelInfo, parse_model_info
 
-FORMAT_MARK = "vitascope-resume-2"
+CHECKPOINT, PREVIOUS_CHECKPOINT = "resume.pt", "resume.previous.pt"
+FORMAT_MARK = "vitascope-resume-3"
+MARK_WITHOUT_CHECKSUM = "vitascope-resume-2"  # of older versions
+_CHECKSUM_LINE = "\nvitascope-crc32 {checksum:08x} {size:016d}\n"  # the end of the file; PyTorch skips it
+_CHECKSUM_PATTERN = re.compile(rb"\nvitascope-crc32 ([0-9a-f]{8}) ([0-9]{16})\n")
+_CHECKSUM_LINE_LENGTH = len(_CHECKSUM_LINE.format(checksum=0, size=0))
 Checkpoint = dict[str, Any]  # keys: see TrainState.state_dict
 StateDict = dict[str, Tensor]
 
 
+class DamagedCheckpointError(UserError):
+    """A checkpoint is incomplete, or its checksum does not match."""
+
+
+class LoadedCheckpoint(NamedTuple):
+    state: Checkpoint | None  # None if the run stopped before its first checkpoint, so it restarts from its seed
+    note: str = ""  # for the user, if the newest checkpoint is damaged
+    is_previous: bool = False
+
+
 def save_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
-    """Write resume.pt."""
+    """Write resume.pt, with a checksum. The old one becomes resume.previous.pt."""
     buffer = io.BytesIO()
     torch.save({"mark": FORMAT_MARK} | checkpoint, buffer)
-    write_atomically(run.get_path("resume.pt"), buffer.getvalue())
+    size = buffer.seek(0, io.SEEK_END)
+    buffer.write(_CHECKSUM_LINE.format(checksum=zlib.crc32(buffer.getbuffer()), size=size).encode())
+    write_atomically(run.get_path(CHECKPOINT), buffer.getbuffer(), run.get_path(PREVIOUS_CHECKPOINT))
 
 
-def load_checkpoint_if_any(run: Run) -> Checkpoint | None:
-    """Load the checkpoint; None if the run stopped before its first checkpoint, so it restarts from its seed."""
-    path = run.get_path("resume.pt")
-    if not path.is_file():
-        return None
+def load_checkpoint(run: Run) -> LoadedCheckpoint:
+    """Load the newest intact checkpoint. Nothing is changed."""
+    newest, previous = run.get_path(CHECKPOINT), run.get_path(PREVIOUS_CHECKPOINT)
+    if not newest.is_file():  # also after a crash between the two renames of `save_checkpoint`
+        has_previous = previous.is_file()
+        return LoadedCheckpoint(_read_checkpoint_file(previous) if has_previous else None, is_previous=has_previous)
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, OSError, ValueError) as error:
-        raise UserError(
-            f"{path} is incomplete or not a Vitascope checkpoint. Nothing was changed. {_format_restart_hint(run)}"
+        return LoadedCheckpoint(_read_checkpoint_file(newest))
+    except DamagedCheckpointError:
+        if not previous.is_file():
+            raise
+    try:
+        state = _read_checkpoint_file(previous)
+    except DamagedCheckpointError as error:
+        raise DamagedCheckpointError(
+            f"{newest} and {previous.name} are damaged. Nothing was changed. To restart the run from the beginning, "
+            f"move both files away and run: vitascope resume {run.path}"
         ) from error
-    has_mark = isinstance(checkpoint, dict) and checkpoint.get("mark") == FORMAT_MARK
-    if not has_mark or "identity" not in checkpoint:
-        raise UserError(
-            f"{path} was not written by this version of Vitascope. Nothing was changed. {_format_restart_hint(run)}"
-        )
+    note = f"{newest} is damaged, so the run is resumed from the checkpoint before it, {previous.name}."
+    return LoadedCheckpoint(state, note, is_previous=True)
+
+
+def clean_up_checkpoints(run: Run, loaded: LoadedCheckpoint) -> None:
+    """Prepare the next save: the loaded checkpoint becomes resume.pt, and partial files of a killed process go."""
+    if loaded.is_previous:
+        run.get_path(PREVIOUS_CHECKPOINT).replace(run.get_path(CHECKPOINT))
+    for partial_file in run.path.glob(f".{CHECKPOINT}.*.part"):
+        partial_file.unlink(missing_ok=True)
+
+
+def _read_checkpoint_file(path: Path) -> Checkpoint:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} could not be read: {error.strerror}. Nothing was changed.") from error
+    hint = f"To restart the run from the beginning, move the file away and run: vitascope resume {path.parent}"
+    damaged = DamagedCheckpointError(f"{path} is damaged or not a Vitascope checkpoint. Nothing was changed. {hint}")
+    has_checksum = _check_checksum(content)
+    if has_checksum is False:
+        raise damaged
+    try:
+        checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch, pickle and zipfile have errors of their own
+        raise damaged from error
+    mark = checkpoint.get("mark") if isinstance(checkpoint, dict) else None
+    if mark == FORMAT_MARK and not has_checksum:
+        raise damaged
+    if mark not in (FORMAT_MARK, MARK_WITHOUT_CHECKSUM) or "identity" not in checkpoint:
+        raise UserError(f"{path} was not written by this version of Vitascope. Nothing was changed. {hint}")
     return checkpoint
 
 
-def _format_restart_hint(run: Run) -> str:
-    return f"To restart the run from the beginning, move the file away and run: vitascope resume {run.path}"
+def _check_checksum(content: bytes) -> bool | None:
+    """Return whether the checksum matches; None if there is none."""
+    line = _CHECKSUM_PATTERN.fullmatch(content[-_CHECKSUM_LINE_LENGTH:])
+    if line is None:
+        return None
+    body = memoryview(content)[:-_CHECKSUM_LINE_LENGTH]
+    return len(body) == int(line[2]) and zlib.crc32(body) == int(line[1], 16)
 
 
 LAST_WEIGHTS, BEST_WEIGHTS = "model.safetensors", "best.safetensors"
@@ -60,7 +117,9 @@ def save_model_info(run: Run, model_info: ModelInfo) -> None:
 
 
 def save_weights(path: Path, weights: StateDict) -> None:
-    write_atomically(path, save({name: tensor.contiguous().cpu() for name, tensor in weights.items()}))
+    """Write a safetensors file with a checksum in its metadata."""
+    weights = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()}
+    write_atomically(path, save(weights, make_safetensors_metadata(weights)))
 
 
 def save_model_folder(folder: Path, model_info: ModelInfo, weights: StateDict) -> None:
@@ -115,7 +174,7 @@ def _format_newest_finished_run_hint(run: Run) -> str:
 
 def load_weights_file_into_model(model: nn.Module, path: Path) -> None:
     try:
-        model.load_state_dict(load_file(path))
+        model.load_state_dict(read_safetensors(path))
     except (SafetensorError, RuntimeError) as error:
         raise UserError(
             f"{path} is incomplete or does not match its config.json: {shorten_error_message(error)}"

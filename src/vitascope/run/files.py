@@ -2,24 +2,46 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from vitascope.errors import UserError
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write to a temporary file, then rename it, so that no reader sees a partial file."""
+def write_atomically(path: Path, content: bytes | memoryview | str, previous_path: Path | None = None) -> None:
+    """Write to a temporary file, then rename it, so that no reader sees a partial file.
+
+    `previous_path`: the old file is renamed to this. After a crash between the two renames, only this one exists."""
     temporary_path = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(temporary_path, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
+        if previous_path is not None and path.is_file():
+            path.replace(previous_path)
         temporary_path.replace(path)
+        _sync_folder(path.parent)
     except OSError as error:
         temporary_path.unlink(missing_ok=True)
         raise UserError(f"{path} could not be written: {error.strerror}. Files written before are intact.") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power failure, where the operating system can."""
+    with suppress(OSError):  # Windows cannot open folders
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Make what was appended to a file survive a power failure."""
+    with suppress(OSError), open(path, "r+b") as file:
+        os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -18,6 +18,7 @@ from vitascope.model.anatomy import count_forward_flops_per_image, count_paramet
 from vitascope.number_format import format_percent
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
+from vitascope.run.lock import RunInUseError
 from vitascope.run.machine import get_run_device_name
 from vitascope.run.metrics import MetricsRow, list_epoch_seconds_without_setup
 from vitascope.study.design import Design, format_combination
@@ -221,7 +222,10 @@ def _train_or_resume_run(queue: TrialQueue, trial: StudyTrial, seed: int, study_
     callbacks = [TrialPruningCallback(trial, seed, study_folder, can_prune=can_prune)]
     unfinished_seed, run_path = trial.attributes.get("begun", (None, ""))
     if unfinished_seed == seed and (study_folder / run_path / "recipe.yaml").is_file():
-        return resume_run_if_unfinished(Run(study_folder / run_path), make_console(quiet=True), callbacks)
+        with suppress(RunInUseError):  # a worker whose heartbeat has expired still trains it: train another run
+            return resume_run_if_unfinished(
+                Run(study_folder / run_path), make_console(quiet=True), callbacks, force=True
+            )
     recipe = queue.design.build_recipe(trial.settings, seed)
     return train_recipe(recipe, study_folder / "runs", make_console(quiet=True), callbacks)
 

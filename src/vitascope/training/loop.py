@@ -11,16 +11,15 @@ from torch import nn
 
 from vitascope.errors import UserError, format_count
 from vitascope.model.attention_variants import make_lora_merged_state_dict
-from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, Checkpoint, save_checkpoint, save_weights
+from vitascope.run.checkpoint import CHECKPOINT, SNAPSHOTS_FOLDER, Checkpoint, save_checkpoint, save_weights
 from vitascope.run.directory import Run
-from vitascope.run.files import append_json_line, make_folder
+from vitascope.run.files import append_json_line, make_folder, sync_file
 from vitascope.training.engines import Engine
 from vitascope.training.engines.single_run import make_engine
 from vitascope.training.objectives.objective import Alarm
 from vitascope.training.optim.build import set_train_mode_except_frozen
 from vitascope.training.optim.schedule import compute_lr_factor
 from vitascope.training.state import TrainState
-from vitascope.training.step import MetricSums
 
 PROGRESS_SECONDS = 0.5
 ALARMS_FILE = "alarms.jsonl"
@@ -44,37 +43,64 @@ class EpochRecord:
     alarm: Alarm | None = None
 
 
+class CheckpointSaver:
+    """Copies the state in memory, and writes the newest copy to resume.pt when train.save_seconds have passed."""
+
+    def __init__(self, state: TrainState, run: Run) -> None:
+        self.state, self.run, self.interval = state, run, state.recipe.train.save_seconds
+        self.newest, self.spare = state.copy_state(), None  # two buffers: one is always complete
+        self.saved_at, self.is_saved = time.monotonic(), True
+
+    def keep_copy_of_state(self) -> None:
+        self.newest, self.spare, self.is_saved = self.state.copy_state(self.spare), self.newest, False
+
+    def is_due_within_epoch(self, now: float) -> bool:
+        """Return whether to save before the epoch ends. With train.save_seconds=0, every epoch's end is enough."""
+        return now - self.saved_at >= self.interval > 0
+
+    def save_within_epoch(self, epoch_start: float) -> None:
+        """Write the state in the middle of an epoch. Waits for the device; values that are not finite are an error."""
+        read_finite_metric_sums(self.state)
+        self.state.epoch_seconds = time.monotonic() - epoch_start
+        self.keep_copy_of_state()
+        self._save()
+
+    def save_if_due(self) -> None:
+        if time.monotonic() - self.saved_at >= self.interval:
+            self._save()
+
+    def save_unsaved_copy(self) -> None:
+        if not self.is_saved or not self.run.get_path(CHECKPOINT).is_file():
+            self._save()
+
+    def _save(self) -> None:
+        save_checkpoint_and_best_weights(self.run, self.newest)
+        self.saved_at, self.is_saved = time.monotonic(), True
+
+
 def train_and_checkpoint_remaining_epochs(state: TrainState, run: Run) -> Iterator[StepProgress | EpochRecord]:
-    """Train all remaining epochs. When the loop ends, also by an error, resume.pt holds the last complete epoch."""
-    checkpoint, spare, saved_at, unsaved = state.copy_state(), None, time.monotonic(), False
-    metric_sums, began = MetricSums.empty(state), time.monotonic()
-    engine = make_engine(state, metric_sums)
+    """Train all remaining epochs. When the loop ends, also by an error, resume.pt holds the last copied state."""
+    saver, began = CheckpointSaver(state, run), time.monotonic() - state.epoch_seconds
+    engine = make_engine(state, state.metric_sums)
     try:
         while state.epoch < state.recipe.train.epochs and not is_out_of_patience(state):
-            start = time.monotonic()
+            start = time.monotonic() - state.epoch_seconds
             try:
-                yield from train_epoch_yielding_progress(state, engine)
+                yield from train_epoch_yielding_progress(state, engine, saver, start)
             except torch.OutOfMemoryError as error:
                 raise UserError(format_out_of_memory_error(state)) from error
-            metrics = compute_and_check_epoch_metrics(state, metric_sums, start)  # waits for the device
-            state.epoch += 1
+            metrics = compute_and_check_epoch_metrics(state, start)  # waits for the device
+            state.epoch, state.epoch_seconds = state.epoch + 1, 0.0
             metrics, ended = metrics | state.objective.validate(state.epoch), time.monotonic()
             record = log_epoch_and_keep_best(state, run, metrics, ended - began)
             began = ended  # the time for writing and saving is counted in the next epoch
             save_weight_snapshot_if_due(state, run)
-            checkpoint, spare, unsaved = (
-                state.copy_state(spare),
-                checkpoint,
-                True,
-            )  # two buffers: one is always complete
-            if time.monotonic() - saved_at >= state.recipe.train.save_seconds:
-                save_checkpoint_and_best_weights(run, checkpoint)
-                saved_at, unsaved = time.monotonic(), False
+            saver.keep_copy_of_state()
+            saver.save_if_due()
             yield record
     finally:
         engine.close()
-        if unsaved or not run.get_path("resume.pt").is_file():
-            save_checkpoint_and_best_weights(run, checkpoint)
+        saver.save_unsaved_copy()
     save_weights(run.get_path("model.safetensors"), make_lora_merged_state_dict(state.eval_model))
 
 
@@ -90,40 +116,52 @@ def save_weight_snapshot_if_due(state: TrainState, run: Run) -> None:
 
 def save_checkpoint_and_best_weights(run: Run, checkpoint: Checkpoint) -> None:
     """Write the checkpoint for `resume`, and the best weights so far."""
+    sync_file(run.get_path("metrics.jsonl"))  # a checkpoint never has more epochs than the metrics
     save_checkpoint(run, checkpoint)
     if checkpoint["best"] is not None:
         save_weights(run.get_path("best.safetensors"), checkpoint["best"])
 
 
-def train_epoch_yielding_progress(state: TrainState, engine: Engine) -> Iterator[StepProgress]:
-    """Train one epoch; yield the progress about every half second."""
+def train_epoch_yielding_progress(
+    state: TrainState, engine: Engine, saver: CheckpointSaver, epoch_start: float
+) -> Iterator[StepProgress]:
+    """Train one epoch, or the rest of one. Save when it is due; yield the progress about every half second."""
     set_train_mode_except_frozen(state.model)
     state.objective.extra_module.train()
-    engine.start_epoch(state.epoch)
+    first_step, num_steps = state.num_steps_of_current_epoch_done, state.steps_per_epoch
+    engine.start_epoch(state.epoch, first_step)
     reported_at, start = time.monotonic(), time.monotonic()
-    for step in range(state.steps_per_epoch):
+    for step in range(first_step, num_steps):
         engine.run_next_step()
         state.step += 1
         now = time.monotonic()
+        if saver.is_due_within_epoch(now) and step + 1 < num_steps:
+            saver.save_within_epoch(epoch_start)
         if now - reported_at > PROGRESS_SECONDS:
             reported_at = now
-            speed = (step + 1) * state.batch_size / (now - start)
-            yield StepProgress(state.epoch, step + 1, state.steps_per_epoch, speed)
+            speed = (step + 1 - first_step) * state.batch_size / (now - start)
+            yield StepProgress(state.epoch, step + 1, num_steps, speed)
 
 
-def compute_and_check_epoch_metrics(state: TrainState, metric_sums: MetricSums, start_time: float) -> dict[str, Any]:
-    """Return the training metrics of an epoch; raise an error for NaN or infinite values. Waits for the device."""
+def read_finite_metric_sums(state: TrainState) -> dict[str, float]:
+    """Return the sums of the epoch's metrics; raise an error for NaN or infinite values. Waits for the device."""
     is_finite = nn.utils.get_total_norm(state.eval_model.parameters(), float("inf")).isfinite()  # largest weight
+    metric_sums = state.metric_sums
     values = [*metric_sums.sums.values(), metric_sums.first_nonfinite_step.float(), is_finite.float()]
     *sums, nonfinite_step, weights_are_finite = torch.stack(values).tolist()
-    seconds = time.monotonic() - start_time
     if nonfinite_step >= 0:
         problem = f"The loss became NaN or infinite at step {int(nonfinite_step) + 1}"
         raise UserError(format_divergence_error(problem, state.epoch + 1, state))
     if not weights_are_finite:
         raise UserError(format_divergence_error("The weights became NaN or infinite", state.epoch + 1, state))
-    steps = state.steps_per_epoch
-    means = {name: total / steps for name, total in zip(metric_sums.sums, sums, strict=True)}
+    return dict(zip(metric_sums.sums, sums, strict=True))
+
+
+def compute_and_check_epoch_metrics(state: TrainState, start_time: float) -> dict[str, Any]:
+    """Return the training metrics of an epoch; raise an error for NaN or infinite values. Waits for the device."""
+    sums = read_finite_metric_sums(state)
+    seconds = time.monotonic() - start_time
+    means = {name: total / state.steps_per_epoch for name, total in sums.items()}
     return make_metrics_row(state, state.epoch + 1, means, seconds)
 
 

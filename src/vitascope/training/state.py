@@ -21,7 +21,7 @@ from vitascope.recipe.choices import load_objective
 from vitascope.recipe.schema import Recipe, find_non_default_settings, hash_values
 from vitascope.run.checkpoint import Checkpoint
 from vitascope.training.hardware import Hardware
-from vitascope.training.objectives.objective import Batch, Objective
+from vitascope.training.objectives.objective import Batch, Objective, StepMetrics
 from vitascope.training.optim.build import make_optimizers
 from vitascope.training.optim.optimizer import Optimizer
 from vitascope.training.optim.schedule import AveragedModel
@@ -33,6 +33,45 @@ class World:
 
     rank: int = 0
     size: int = 1
+
+
+@dataclass
+class MetricSums:
+    """Sums of the step metrics over an epoch, on the device, and the first step with a NaN or infinite loss."""
+
+    sums: dict[str, Tensor]
+    first_nonfinite_step: Tensor  # −1: none
+
+    @classmethod
+    def empty(cls, state: "TrainState") -> "MetricSums":
+        device = state.hardware.device
+        names = state.objective.metric_names
+        return cls({name: torch.zeros((), device=device) for name in names}, torch.full((), -1, device=device))
+
+    @property
+    def loss(self) -> Tensor:
+        return next(iter(self.sums.values()))
+
+    def add_and_record_nonfinite_step(self, metrics: StepMetrics, step: int | Tensor) -> None:
+        for name, total in self.sums.items():
+            total += metrics[name]
+        loss = next(iter(metrics.values()))
+        self.first_nonfinite_step.copy_(
+            torch.where((self.first_nonfinite_step < 0) & ~loss.isfinite(), step, self.first_nonfinite_step)
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": self.sums, "first_nonfinite_step": self.first_nonfinite_step}
+
+    def load_in_place(self, saved: dict[str, Any]) -> None:
+        self.first_nonfinite_step.copy_(saved["first_nonfinite_step"])
+        for name, total in self.sums.items():
+            total.copy_(saved["sums"][name])
+
+    def reset(self) -> None:
+        for total in self.sums.values():
+            total.zero_()
+        self.first_nonfinite_step.fill_(-1)
 
 
 @dataclass
@@ -50,6 +89,7 @@ class TrainState:
     setup_seconds: float = 0.0  # choosing precision and kernels, moving to the device
     epoch: int = 0
     step: int = 0
+    epoch_seconds: float = 0.0  # of the current epoch, until its last checkpoint
     best_accuracy: float = -1.0
     best_epoch: int = 0
     best_weights: dict[str, Tensor] | None = None  # the weights of the best epoch on validation
@@ -58,6 +98,7 @@ class TrainState:
     objective: Objective = field(init=False)
     optimizers: list[Optimizer] = field(init=False)
     scaler: torch.amp.GradScaler = field(init=False)
+    metric_sums: MetricSums = field(init=False)  # of the current epoch
 
     def __post_init__(self) -> None:
         train, device = self.recipe.train, self.hardware.device
@@ -67,6 +108,7 @@ class TrainState:
         self.objective = objective_type(self)
         self.optimizers = make_optimizers(self.model, train, self.objective.extra_module)
         self.scaler = torch.amp.GradScaler(device, enabled=self.hardware.precision == "float16")
+        self.metric_sums = MetricSums.empty(self)
 
     @cached_property
     def input_fingerprints(self) -> dict[str, str]:
@@ -92,6 +134,11 @@ class TrainState:
         return self.steps_per_epoch * self.recipe.train.epochs
 
     @property
+    def num_steps_of_current_epoch_done(self) -> int:
+        """0 between two epochs; more if the run is resumed from a checkpoint within an epoch."""
+        return self.step - self.epoch * self.steps_per_epoch
+
+    @property
     def eval_model(self) -> VisionTransformer:
         """The model that is evaluated and saved: averaged if averaging is on."""
         return self.ema.model if self.ema else self.model
@@ -107,6 +154,8 @@ class TrainState:
         return {
             "epoch": self.epoch,
             "step": self.step,
+            "epoch_seconds": self.epoch_seconds,
+            "metric_sums": self.metric_sums.state_dict(),
             "best_accuracy": self.best_accuracy,
             "best_epoch": self.best_epoch,
             "best": self.best_weights,
@@ -128,6 +177,7 @@ class TrainState:
     def load_state_dict(self, checkpoint: Checkpoint) -> None:
         """Load a checkpoint of this run: see `check_resumable_from`."""
         self.epoch, self.step = checkpoint["epoch"], checkpoint["step"]
+        self.epoch_seconds = checkpoint.get("epoch_seconds", 0.0)
         self.best_accuracy, self.best_epoch = checkpoint["best_accuracy"], checkpoint["best_epoch"]
         self.best_weights = checkpoint["best"]
         self._load_modules_and_generators(checkpoint)
@@ -150,6 +200,8 @@ class TrainState:
         self.objective.extra_module.load_state_dict(checkpoint["extra"])
         if self.ema:
             self.ema.model.load_state_dict(checkpoint["average"])
+        if "metric_sums" in checkpoint:  # older versions saved only between epochs
+            self.metric_sums.load_in_place(checkpoint["metric_sums"])
         torch.set_rng_state(checkpoint["rng"])
         if checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"])

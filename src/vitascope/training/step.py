@@ -1,47 +1,12 @@
 """Run one training step: augment, forward, loss, backward, clip, update, average. Never waits for the device."""
 
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor, nn
 
 from vitascope.data.sampling import RandomDraws
 from vitascope.training.loader import StoredBatch
-from vitascope.training.objectives.objective import StepMetrics
 from vitascope.training.optim.build import apply_scheduled_weight_decay
 from vitascope.training.optim.schedule import ScheduleValues
-from vitascope.training.state import TrainState
-
-
-@dataclass
-class MetricSums:
-    """Sums of the step metrics over an epoch, on the device, and the first step with a NaN or infinite loss."""
-
-    sums: dict[str, Tensor]
-    first_nonfinite_step: Tensor  # −1: none
-
-    @classmethod
-    def empty(cls, state: TrainState) -> "MetricSums":
-        device = state.hardware.device
-        names = state.objective.metric_names
-        return cls({name: torch.zeros((), device=device) for name in names}, torch.full((), -1, device=device))
-
-    @property
-    def loss(self) -> Tensor:
-        return next(iter(self.sums.values()))
-
-    def add_and_record_nonfinite_step(self, metrics: StepMetrics, step: int | Tensor) -> None:
-        for name, total in self.sums.items():
-            total += metrics[name]
-        loss = next(iter(metrics.values()))
-        self.first_nonfinite_step.copy_(
-            torch.where((self.first_nonfinite_step < 0) & ~loss.isfinite(), step, self.first_nonfinite_step)
-        )
-
-    def reset(self) -> None:
-        for total in self.sums.values():
-            total.zero_()
-        self.first_nonfinite_step.fill_(-1)
+from vitascope.training.state import MetricSums, TrainState
 
 
 def train_step(

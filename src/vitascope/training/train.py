@@ -15,9 +15,16 @@ from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe, format_recipe_yaml, format_value_for_command_line
-from vitascope.run.checkpoint import Checkpoint, load_checkpoint_if_any, read_model_info, save_model_info
+from vitascope.run.checkpoint import (
+    Checkpoint,
+    clean_up_checkpoints,
+    load_checkpoint,
+    read_model_info,
+    save_model_info,
+)
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
 from vitascope.run.files import write_json
+from vitascope.run.lock import lock_run
 from vitascope.run.machine import (
     TRAIN,
     collect_machine_info,
@@ -66,9 +73,11 @@ def train(recipe: str, *, runs: str | os.PathLike[str] = "runs", quiet: bool = F
     return train_recipe(read_recipe(recipe, overrides), Path(runs), make_console(quiet))
 
 
-def resume(run: str | os.PathLike[str], *, quiet: bool = False) -> Run:
-    """Resume an interrupted run. The result is bit-identical to an uninterrupted run."""
-    return resume_run_if_unfinished(open_run_or_newest(run), make_console(quiet))
+def resume(run: str | os.PathLike[str], *, quiet: bool = False, force: bool = False) -> Run:
+    """Resume an interrupted run. The result is bit-identical to an uninterrupted run.
+
+    `force`: also if the run is locked by a process of another host, which must have ended."""
+    return resume_run_if_unfinished(open_run_or_newest(run), make_console(quiet), force=force)
 
 
 def train_recipe(
@@ -99,10 +108,11 @@ def train_recipe(
     recipe, data, adapted = complete_recipe_and_load_data_and_weights(recipe, console)
     state = seed_and_build_train_state(recipe, data, initial_weights=adapted.weights if adapted else None)
     run = create_run_folder(recipe, runs_folder)
-    console.print(f"Run: {run.path}", highlight=False, soft_wrap=True)
-    if adapted:
-        write_json(run.get_path("adaptation.json"), asdict(adapted.report))
-    _train_and_write_run_files(run, state, console, callbacks, suggest_evaluation=suggest_evaluation)
+    with lock_run(run):
+        console.print(f"Run: {run.path}", highlight=False, soft_wrap=True)
+        if adapted:
+            write_json(run.get_path("adaptation.json"), asdict(adapted.report))
+        _train_and_write_run_files(run, state, console, callbacks, suggest_evaluation=suggest_evaluation)
     return run
 
 
@@ -123,17 +133,28 @@ def _train_resume_or_reuse_first_stage(recipe: Recipe, runs_folder: Path, consol
     return train_recipe(first, runs_folder, console)
 
 
-def resume_run_if_unfinished(run: Run, console: Console, callbacks: Sequence[RunCallback] = ()) -> Run:
-    """Train an interrupted run to the end. A finished run is returned as it is."""
+def resume_run_if_unfinished(
+    run: Run, console: Console, callbacks: Sequence[RunCallback] = (), *, force: bool = False
+) -> Run:
+    """Train an interrupted run to the end. A finished run is returned as it is.
+
+    `force`: take the run's lock from a process of another host."""
     if run.is_finished:
         console.print(f"{run.path} is already finished.", highlight=False, soft_wrap=True)
         return run
+    with lock_run(run, force=force):
+        _resume_locked_run(run, console, callbacks)
+    return run
+
+
+def _resume_locked_run(run: Run, console: Console, callbacks: Sequence[RunCallback]) -> None:
     if run.is_from_older_version:
         raise UserError(
             f"{run.path} was made by an older version of Vitascope and cannot be resumed. Use that version, or train "
             "again: CHANGELOG.md lists the settings that were renamed."
         )
-    recipe, checkpoint = run.recipe, load_checkpoint_if_any(run)
+    recipe, loaded = run.recipe, load_checkpoint(run)
+    checkpoint = loaded.state
     data, weights = open_data_and_print_notes(recipe, console), None
     if recipe.weights and checkpoint:
         data = replace(data, preprocessing=read_model_info(run).preparation)
@@ -144,13 +165,17 @@ def resume_run_if_unfinished(run: Run, console: Console, callbacks: Sequence[Run
     if checkpoint:
         state.check_resumable_from(checkpoint)
         state.load_state_dict(checkpoint)
+    clean_up_checkpoints(run, loaded)
+    if loaded.note:
+        console.print(loaded.note, highlight=False, soft_wrap=True)
     for name in ("metrics.jsonl", ALARMS_FILE):
         if run.get_path(name).is_file():
             truncate_metrics_file_after_epoch(run.get_path(name), state.epoch)
     start = f"after epoch {state.epoch}" if state.epoch else "from the start"
+    if num_steps := state.num_steps_of_current_epoch_done:
+        start = f"in epoch {state.epoch + 1}, after {num_steps:,} of {state.steps_per_epoch:,} steps"
     console.print(f"Run: {run.path}, resuming {start}", highlight=False, soft_wrap=True)
     _train_and_write_run_files(run, state, console, callbacks)
-    return run
 
 
 def _find_stored_hardware(run: Run, checkpoint: Checkpoint | None) -> Hardware | None:

@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -13,8 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vitascope.errors import UserError, shorten_error_message
@@ -25,6 +25,9 @@ WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 CHECKPOINT_KEYS = ("model_ema", "state_dict_ema", "teacher", "model", "state_dict", "student")
 # Prefixes of DistributedDataParallel, torch.compile, DINO and others.
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.")
+
+
+CHECKSUM_KEY = "vitascope_crc32"
 
 
 class WeightsAndExtraNames(NamedTuple):
@@ -62,9 +65,36 @@ def remove_prefixes_and_outer_tensors(tensors: StateDict) -> WeightsAndExtraName
     return WeightsAndExtraNames(tensors, sorted(extra_names))
 
 
+def make_safetensors_metadata(weights: StateDict) -> dict[str, str]:
+    """Return the metadata of a safetensors file: the format, for transformers, and a checksum of the tensors."""
+    return {"format": "pt", CHECKSUM_KEY: _compute_checksum(weights)}
+
+
+def read_safetensors(path: Path) -> StateDict:
+    """Read all tensors. If the file has a checksum, verify it; files of other programs have none."""
+    with safe_open(path, framework="pt") as file:
+        weights, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    if CHECKSUM_KEY in metadata and metadata[CHECKSUM_KEY] != _compute_checksum(weights):
+        raise UserError(
+            f"{path} is damaged: its tensors do not match its checksum. Restore the file from a copy, or make it again."
+        )
+    return weights
+
+
+def _compute_checksum(weights: StateDict) -> str:
+    """Return the CRC-32 of names, types, shapes and bytes: five times as fast as a cryptographic hash."""
+    checksum = 0
+    for name, tensor in sorted(weights.items()):
+        checksum = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode(), checksum)
+        checksum = zlib.crc32(tensor.contiguous().flatten().view(torch.uint8).numpy().data, checksum)
+    return f"{checksum:08x}"
+
+
 def _read_safetensors(path: Path) -> StateDict:
     try:
-        return load_file(path)
+        return read_safetensors(path)
+    except UserError:
+        raise
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(
             f"{path} is not a complete safetensors file ({shorten_error_message(error)}). Download it again."

@@ -6,8 +6,10 @@ from typing import Protocol
 class Engine(Protocol):
     """Runs the training steps of an epoch."""
 
-    def start_epoch(self, epoch: int) -> None:
-        """Load the plan of an epoch and set the sums of the metrics to 0."""
+    def start_epoch(self, epoch: int, first_step: int = 0) -> None:
+        """Load the plan of an epoch and set the sums of the metrics to 0.
+
+        `first_step`: steps of the epoch that were trained before the run was interrupted; their sums are kept."""
         ...
 
     def run_next_step(self) -> None:

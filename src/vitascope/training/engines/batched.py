@@ -165,7 +165,7 @@ class BatchedTraining:
         parts = zip(self.param_names, weight_table.split(self.param_sizes, dim=1), self.param_shapes, strict=True)
         return {name: part.unflatten(1, shape) for name, part, shape in parts}
 
-    def start_epoch(self, epoch: int) -> None:
+    def start_epoch(self, epoch: int, first_step: int = 0) -> None:
         """Copy the epoch's plan into the tensors that the CUDA graph reads. Start to draw the next epoch's plan."""
         order, draws = self.planner.get_plan_and_start_next(epoch)
         if self.image_order is None:
@@ -176,9 +176,10 @@ class BatchedTraining:
             self.draws[name].copy_(draw)
         if self.cuda_graph is None and self.first_state.hardware.captured:
             self._capture_cuda_graph()
-        self.step_in_epoch.zero_()
-        self.step_in_run.fill_(epoch * self.steps_per_epoch)
-        self.metric_sums.zero_()
+        self.step_in_epoch.fill_(first_step)
+        self.step_in_run.fill_(epoch * self.steps_per_epoch + first_step)
+        if first_step == 0:
+            self.metric_sums.zero_()
 
     def _stack_epoch_plans_of_all_models(self, epoch: int) -> EpochPlan:
         """Return the plans of all models in one, step × model × image (…)."""

@@ -3,6 +3,7 @@
 import math
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from vitascope.model.attention_variants import make_lora_merged_state_dict
 from vitascope.recipe.schema import Recipe
 from vitascope.run.checkpoint import save_weights
 from vitascope.run.directory import Run, create_run_folder
+from vitascope.run.lock import lock_run
 from vitascope.run.machine import TRAIN, record_task_start_in_this_process
 from vitascope.run.metrics import save_run_curves_figure
 from vitascope.training.engines.batched import BatchedTraining
@@ -67,7 +69,10 @@ def train_batched_runs(recipes: list[Recipe], runs_folder: Path) -> list[Run | U
     batched_training = BatchedTraining(states)
     new_runs = [create_run_folder(state.recipe, runs_folder) for state in states]
     try:
-        return _train_epochs_and_save_runs(batched_training, new_runs)
+        with ExitStack() as locks:
+            for run in new_runs:
+                locks.enter_context(lock_run(run))
+            return _train_epochs_and_save_runs(batched_training, new_runs)
     except BaseException:
         for run in new_runs:  # they have no checkpoint, so they cannot be resumed
             shutil.rmtree(run.path, ignore_errors=True)

@@ -45,16 +45,18 @@ class CudaGraphEngine:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by phase
         self.phase = 0
 
-    def start_epoch(self, epoch: int) -> None:
+    def start_epoch(self, epoch: int, first_step: int = 0) -> None:
         plan = self.loader.get_plan_and_start_next(epoch)
         self._copy_plan_into_graph_tensors(plan)
         if not self.graphs:
             self._capture_all_phases_and_restore_state(epoch, plan)
         self.phase = self.state.objective.get_phase_of_epoch(epoch)
-        self.loader.start_prefetching(plan.image_order)  # not before: allocating memory would disturb the capture
-        self.step_in_epoch.zero_()
+        # not before: allocating memory would disturb the capture
+        self.loader.start_prefetching(plan.image_order[first_step:])
+        self.step_in_epoch.fill_(first_step)
         self.step_in_run.fill_(self.state.step)
-        self.metric_sums.reset()
+        if first_step == 0:
+            self.metric_sums.reset()
 
     def run_next_step(self) -> None:
         if self.loader.prefetcher is not None:
@@ -131,12 +133,13 @@ class EagerEngine:
         self.plan: EpochPlan | None = None
         self.phase = self.step_in_epoch = 0
 
-    def start_epoch(self, epoch: int) -> None:
+    def start_epoch(self, epoch: int, first_step: int = 0) -> None:
         plan = self.loader.get_plan_and_start_next(epoch)
-        self.loader.start_prefetching(plan.image_order)
+        self.loader.start_prefetching(plan.image_order[first_step:])
         self.plan, self.phase = plan.to(self.state.hardware.device), self.state.objective.get_phase_of_epoch(epoch)
-        self.step_in_epoch = 0
-        self.metric_sums.reset()
+        self.step_in_epoch = first_step
+        if first_step == 0:
+            self.metric_sums.reset()
 
     def run_next_step(self) -> None:
         if self.plan is None:

@@ -28,10 +28,11 @@ from vitascope.training.initial_weights import (
     make_model_ref_absolute,
 )
 from vitascope.training.messages import (
+    choose_batch_size,
+    describe_batch_size_change,
     describe_default_augmentation,
     describe_image_file_conversion,
     describe_image_shape,
-    describe_incomplete_batch,
 )
 from vitascope.training.optim.build import set_train_mode_except_frozen, set_trainable_and_add_lora
 from vitascope.training.state import TrainState
@@ -98,14 +99,10 @@ def complete_recipe_from_data_and_print_changes(recipe: Recipe, data: TrainingDa
             f"The images have {format_count(stored_shape[0], 'channel')}, but model.in_chans={model_shape[0]}. "
             "Only 1 channel and 3 channels can be converted into each other."
         )
-    if recipe.train.batch_size > len(data.train):
-        console.print(
-            f"train.batch_size={recipe.train.batch_size} is larger than the training set: each step uses all "
-            f"{len(data.train):,} images.",
-            highlight=False,
-        )
-    if note := describe_incomplete_batch(recipe, len(data.train)):
+    if note := describe_batch_size_change(recipe, len(data.train)):
         console.print(note, highlight=False, soft_wrap=True)
+    batch_size = choose_batch_size(recipe, len(data.train))
+    recipe = replace(recipe, train=replace(recipe.train, batch_size=batch_size))
     if stored_shape != model_shape:
         before, after = describe_image_shape(stored_shape), describe_image_shape(model_shape)
         console.print(f"Images are converted from {before} to {after}, the input size of the model.")

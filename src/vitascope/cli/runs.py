@@ -37,13 +37,18 @@ def print_runs(runs: RunsFolder = Path("runs"), as_json: JsonOption = False) -> 
         print(json.dumps([asdict(summary) for summary in summaries]))
         return
     console = create_console()
-    columns = ["run", "data", "parameters", "epochs", "time", "validation accuracy", "test accuracy"]
+    columns = ["run", "data", "tuned", "parameters", "epochs", "time", "validation accuracy", "test accuracy"]
+    if not any(summary.tune for summary in summaries):
+        columns.remove("tuned")
     if console.width < MIN_WIDTH_FOR_ALL_COLUMNS:
         columns = [column for column in columns if column not in ("parameters", "time")]
     cells = [_format_cells_by_column(summary) for summary in summaries]
     rows = [[cells_of_run[column] for column in columns] for cells_of_run in cells]
     title = f"{format_count(len(rows), 'run')} in {runs}"
-    console.print(create_table(title, columns, rows, right_aligned=set(columns[2:]), never_wrapped={"data"}))
+    right_aligned = set(columns) - {"run", "data", "tuned"}
+    console.print(create_table(title, columns, rows, right_aligned=right_aligned, never_wrapped={"data", "tuned"}))
+    if "tuned" in columns:
+        print("tuned: the part of the pretrained weights that was trained (train.tune); –: trained from scratch.")
     if any("(probe)" in text for row in rows for text in row):
         print("(probe): trained without labels, so a linear probe measures the accuracy.")
 
@@ -53,12 +58,20 @@ def _format_cells_by_column(summary: "RunSummary") -> dict[str, str]:
     return {
         "run": summary.run,
         "data": summary.data,
+        "tuned": _format_tuned_part(summary),
         "parameters": abbreviate_count(summary.parameters),
         "epochs": str(summary.epochs) if summary.finished else f"{summary.epochs_done} of {summary.epochs}",
         "time": format_duration(summary.seconds) if summary.seconds else "–",
         "validation accuracy": _format_accuracy_marking_probe(summary.val_accuracy, summary),
         "test accuracy": _format_accuracy_marking_probe(summary.test_accuracy, summary),
     }
+
+
+def _format_tuned_part(summary: "RunSummary") -> str:
+    """Return which part of pretrained weights was trained: full, freeze=4, head or lora; – without such weights."""
+    if summary.tune is None:
+        return "–"
+    return f"freeze={summary.freeze}" if summary.tune == "full" and summary.freeze else summary.tune
 
 
 def _format_accuracy_marking_probe(accuracy: float | None, summary: "RunSummary") -> str:

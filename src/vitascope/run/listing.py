@@ -47,6 +47,8 @@ class RunSummary:
     val_accuracy: float | None  # last epoch
     test_accuracy: float | None  # first evaluation on the run's own test set
     uses_linear_probe: bool = False  # trained without labels: a linear probe measures val_accuracy
+    tune: str | None = None  # train.tune of a run that started from weights: full, head, lora; None: from scratch
+    freeze: int = 0  # train.freeze: number of frozen blocks
 
 
 def find_runs(runs_folder: Path) -> list[Run]:
@@ -78,6 +80,8 @@ def summarize_run(run: Run) -> RunSummary:
         val_accuracy=rows[-1].get("val_accuracy") if rows else None,
         test_accuracy=evaluations[0].result["accuracy"] if evaluations else None,
         uses_linear_probe=not recipe.train.uses_labels,
+        tune=recipe.train.tune if recipe.weights else None,
+        freeze=recipe.train.freeze,
     )
 
 

@@ -136,12 +136,12 @@ def test_resizing_images_of_a_folder_is_reported(vitascope, here) -> None:
     assert answer.code == 0, answer.err
     assert "Images are resized from 64×48 (size of the first image) to 8×8 (model.img_size=8)" in answer.out
     assert "and converted from colour to grayscale (model.in_chans=1)" in answer.out
-    note = "augmentation is for digits and is not used. photos gets its defaults: shift up to 2 pixels.\n"
+    note = "augmentation is for digits and is not used. photos gets its defaults: shift up to 1 pixel.\n"
     assert note in answer.out
     answer = vitascope("train", "digits", *WORDS, "data.name=photos", "data.validation=0", "data.augment.flip=1")
     note = (
         "Augmentation from your settings: flip with probability 1. The recipe is for digits, so the other settings "
-        "are the defaults of photos: shift up to 2 pixels.\n"
+        "are the defaults of photos: shift up to 1 pixel.\n"
     )
     assert note in answer.out and "ugmentation" not in vitascope("train", "digits", *WORDS).out.split("Training")[0]
     answer = vitascope("train", "digits", *WORDS, "data.name=photos", "data.validation=0", "model.in_chans=2")

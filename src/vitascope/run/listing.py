@@ -213,7 +213,7 @@ def _find_overrides_of_builtin_recipe(base_recipe_name: str, recipe: Recipe) -> 
     base = read_recipe(base_recipe_name)
     data = replace(base.data, name=recipe.data.name)
     augment = complete_augmentation_for_objective(
-        base.data.augment, recipe.data.name, recipe.model.in_chans, base.train.objective
+        base.data.augment, recipe.data.name, recipe.model.in_chans, base.train.objective, recipe.model.image_shape
     )
     base = replace(base, data=replace(data, augment=augment))
     changes = {key: values[1] for key, values in find_differing_settings([base, recipe]).items()}

@@ -94,8 +94,10 @@ def describe_default_augmentation(recipe: Recipe, completed: AugmentConfig) -> s
     if base.data.name == recipe.data.name:
         return None
     with suppress(UserError):  # the requested settings may not be allowed for the recipe's own data
-        objective = recipe.train.objective
-        if complete_augmentation_for_objective(requested, base.data.name, base.model.in_chans, objective) == completed:
+        base_defaults = complete_augmentation_for_objective(
+            requested, base.data.name, base.model.in_chans, recipe.train.objective, base.model.image_shape
+        )
+        if base_defaults == completed:
             return None
     data_name = Path(recipe.data.name).name
     if requested == AugmentConfig():

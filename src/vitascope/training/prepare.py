@@ -85,7 +85,7 @@ def complete_recipe_from_data_and_print_changes(recipe: Recipe, data: TrainingDa
     """Complete the recipe: add the data set's augmentation policy, and set num_classes to match the data."""
     stored_shape = data.train.image_shape
     augment = complete_augmentation_for_objective(
-        recipe.data.augment, recipe.data.name, stored_shape[0], recipe.train.objective
+        recipe.data.augment, recipe.data.name, stored_shape[0], recipe.train.objective, stored_shape[1:]
     )
     if note := describe_default_augmentation(recipe, augment):
         console.print(note, highlight=False, soft_wrap=True)

@@ -139,6 +139,8 @@ class DataConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise UserError("data.name is empty. Set it to the name of a data set, a folder or an .npz file.")
         if not 0 <= self.validation < 1:
             raise UserError(f"data.validation={self.validation} must be at least 0 and below 1.")
         if not 0 < self.fraction <= 1:

@@ -12,7 +12,7 @@ import vitascope
 from tests.training.test_runs import same_weights
 from tests.training.tiny import TINY, untimed
 from vitascope.data.config import DataConfig
-from vitascope.data.splits import load_train_and_validation_data
+from vitascope.data.open_data import load_train_and_validation_data
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.train import TrainConfig

@@ -85,18 +85,19 @@ def compare_runs_and_save_figure(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN…", help="Two or more run folders. runs/RECIPE means its newest run.")
     ],
-    out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
-        "compare.png"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the figure. The extension sets the format. Default: compare.png, compare-2.png, …"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare runs: settings that differ, results, and learning curves in one figure."""
-    from vitascope.draw.style import save_figure
+    from vitascope.draw.style import choose_unused_path, save_figure
     from vitascope.run.directory import open_run_or_newest
     from vitascope.run.listing import compare_runs, format_setting_for_reading
 
     comparison = compare_runs([open_run_or_newest(run) for run in runs])
-    figure_path = save_figure(comparison.draw_curves(), out)
+    figure_path = save_figure(comparison.draw_curves(), out or choose_unused_path(Path("compare.png")))
     if as_json:
         print(json.dumps(comparison.as_dict()))
         return

@@ -79,19 +79,39 @@ class SplitIndices(NamedTuple):
     validation: Tensor
 
 
-def split_train_validation_indices(labels: Labels, validation_fraction: float, seed: int) -> SplitIndices:
-    """Hold out `validation_fraction` of each class, at least one image per class if it is greater than 0."""
+MAX_NAMED_CLASSES = 5
+MIN_IMAGES_PER_CLASS = 5  # classes with fewer are named: a single image of them is held out for validation
+
+
+def split_train_validation_indices(
+    labels: Labels, validation_fraction: float, seed: int, class_names: list[str] | None = None
+) -> SplitIndices:
+    """Hold out `validation_fraction` of each class, at least one image per class if it is greater than 0.
+
+    `class_names`: for the error if nothing of a class would be left."""
     train, validation = [], []
     for members in shuffle_indices_by_class(labels, seed):
         count = max(1, round(validation_fraction * len(members))) if validation_fraction > 0 else 0
         if count >= len(members) and validation_fraction > 0:
+            class_index = int(labels[members[0]])
+            name = class_names[class_index] if class_names else str(class_index)
             raise UserError(
-                f"A class has only {format_count(len(members), 'image')}: none would be left for training. "
-                "Set data.validation=0."
+                f"The class {name} has only {format_count(len(members), 'image')}: none would be left for training. "
+                "Add images, remove the class, or set data.validation=0."
             )
         validation.append(members[:count])
         train.append(members[count:])
     return SplitIndices(torch.cat(train).sort().values, torch.cat(validation).sort().values)
+
+
+def describe_classes_with_few_images(class_names: list[str], num_images_per_class: list[int]) -> str | None:
+    """Name the classes with too few images to learn and validate them; None if there are none."""
+    pairs = zip(class_names, num_images_per_class, strict=True)
+    few = [f"{name} ({count})" for name, count in pairs if count < MIN_IMAGES_PER_CLASS]
+    if not few:
+        return None
+    more = f" and {len(few) - MAX_NAMED_CLASSES} more" if len(few) > MAX_NAMED_CLASSES else ""
+    return f"classes with fewer than {MIN_IMAGES_PER_CLASS} images: {', '.join(few[:MAX_NAMED_CLASSES])}{more}"
 
 
 def draw_stratified_subset_indices(labels: Labels, fraction: float, seed: int) -> Int[Tensor, "selected"]:
@@ -118,6 +138,7 @@ class TrainingData:
     validation: Dataset | None
     preprocessing: Preprocessing
     full_train_fingerprint: str  # of all training images, before the split
+    few_images_note: str | None = None  # classes with few images, before the split
 
     @property
     def classes(self) -> list[str]:
@@ -133,12 +154,14 @@ def load_train_and_validation_data(
     if "val" in source.split_names and config.validation > 0:
         train, validation = all_train, source.load_split("val")
     else:
-        indices = split_train_validation_indices(all_train.labels, config.validation, seed)
+        indices = split_train_validation_indices(all_train.labels, config.validation, seed, source.classes)
         train = all_train.select(indices.train)
         validation = all_train.select(indices.validation) if len(indices.validation) else None
     train = train.select(draw_stratified_subset_indices(train.labels, config.fraction, seed))
     preprocessing = make_preprocessing_with_train_statistics(train, image_size, num_channels)
-    return TrainingData(source, train, validation, preprocessing, all_train.fingerprint())
+    counts = torch.bincount(all_train.labels, minlength=len(source.classes)).tolist()
+    note = describe_classes_with_few_images(source.classes, counts)
+    return TrainingData(source, train, validation, preprocessing, all_train.fingerprint(), note)
 
 
 def make_preprocessing_with_train_statistics(

@@ -53,6 +53,8 @@ def open_data_and_print_notes(recipe: Recipe, console: Console) -> TrainingData:
     data = load_train_and_validation_data(recipe.data, model.image_shape, model.in_chans, recipe.train.seed)
     if skipped := data.source.skipped_paths:
         console.print(f"Skipped: {describe_unreadable_files(skipped)}", highlight=False, soft_wrap=True)
+    if data.few_images_note:
+        console.print(f"Warning: {data.few_images_note}.", highlight=False, soft_wrap=True)
     if data.train.file_paths and (note := describe_image_file_conversion(Path(data.train.file_paths[0]), model)):
         console.print(note, highlight=False, soft_wrap=True)
     return data

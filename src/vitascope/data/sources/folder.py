@@ -4,6 +4,7 @@ A folder that fits into memory (`data.memory`) is decoded once, a larger one whe
 """
 
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,8 @@ def open_image_folder(
     classes = sorted(entry.name for entry in _list_class_folders(folders["train"]))
     if len(classes) < min_classes:
         required = "at least two class folders" if min_classes == 2 else "at least one class folder"
-        raise UserError(f"{folders['train']} needs {required}; it has {', '.join(classes) or 'none'}.")
+        hint = _suggest_inner_folder(folders["train"])
+        raise UserError(f"{folders['train']} needs {required}; it has {', '.join(classes) or 'none'}.{hint}")
     for split, folder in folders.items():
         _check_class_folders(folder, split, classes)
     if num_channels not in (1, 3):
@@ -156,6 +158,24 @@ def _find_split_folder(path: Path, folder_names: tuple[str, ...]) -> Path | None
     """Return the first folder of these names that contains folders: a class may be called train."""
     folders = (path / name for name in folder_names if (path / name).is_dir())
     return next((folder for folder in folders if any(_list_class_folders(folder))), None)
+
+
+def _suggest_inner_folder(path: Path) -> str:
+    """Suggest the folder with the class folders if it is wrapped in others, as in photos/photos/CLASS; else nothing."""
+    inner, train_folder = path, None
+    while len(subfolders := sorted(_list_class_folders(train_folder or inner))) == 1 and train_folder is None:
+        if any(map(Path.is_file, subfolders[0].iterdir())):
+            return ""
+        inner = subfolders[0]
+        train_folder = _find_split_folder(inner, SPLIT_FOLDER_NAMES["train"])
+    if inner == path or len(subfolders) < 2:
+        return ""
+    names = ", ".join(folder.name for folder in subfolders[:3]) + (", …" if len(subfolders) > 3 else "")
+    level, name = format_count(len(inner.parts) - len(path.parts), "level"), shlex.quote(str(inner))
+    return (
+        f" The class folders ({names}) are {level} down: use data.name={name}, and see what is there with: "
+        f"vitascope data describe {name}"
+    )
 
 
 def _list_class_folders(path: Path) -> Iterator[Path]:

@@ -127,6 +127,7 @@ class DataConfig:
     """The data set and the part of it to use."""
 
     name: str = "digits"  # digits, mnist, fashion-mnist, cifar10, cifar100, a folder of class folders, or a .npz file
+    labels: str | None = None  # table of file, class (and split) for a folder of images without class folders
     root: str | None = None  # folder of the named data sets; null: $VITASCOPE_DATA, else the user's cache folder
     download: bool = True  # download a named data set if it is missing
     validation: float = 0.1  # fraction of the training images held out for validation; stratified, drawn from the seed

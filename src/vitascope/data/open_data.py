@@ -1,7 +1,7 @@
 """Open the data set that a DataConfig names, and the training and validation images of a run.
 
-A data set is a published one, a folder or an .npz file. The split is stratified and drawn from the seed; training and
-validation images never overlap.
+A data set is a published one, a folder (with class folders or a table of labels) or an .npz file. The split is
+stratified and drawn from the seed; training and validation images never overlap.
 """
 
 from dataclasses import dataclass, replace
@@ -18,6 +18,7 @@ from vitascope.data.dataset import Dataset, DataSource, ImageSize, Labels
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.sources.arrays import open_builtin_digits, open_npz_data_source
 from vitascope.data.sources.folder import open_image_folder
+from vitascope.data.sources.label_table import TABLE_SUFFIXES, find_label_table, open_labelled_folder
 from vitascope.data.sources.named import PUBLISHED_DATASETS, open_or_download_published_dataset
 from vitascope.errors import UserError, format_count, suggest_choice
 
@@ -28,7 +29,9 @@ def make_data_paths_absolute(config: DataConfig) -> DataConfig:
         return config
     if config.name in PUBLISHED_DATASETS:
         return replace(config, root=str(choose_data_root(config.root).resolve()))
-    return replace(config, name=str(_choose_path_as_given_or_under_root(config).resolve()))
+    path = _choose_path_as_given_or_under_root(config)
+    labels = str(find_label_table(config.labels, path).resolve()) if config.labels else None
+    return replace(config, name=str(path.resolve()), labels=labels)
 
 
 def check_data_name_exists(config: DataConfig) -> None:
@@ -53,17 +56,29 @@ def open_data_by_name_or_path(
     """Open the data set. Images of a folder are converted to `image_size` and `num_channels`.
 
     With `must_be_trainable=False`, a single class or a test split alone is accepted."""
+    path, min_classes = _choose_path_as_given_or_under_root(config), 2 if must_be_trainable else 1
+    is_published = config.name in ("digits", *PUBLISHED_DATASETS)
+    if config.labels and (is_published or path.is_file()):
+        raise UserError(
+            f"data.labels={config.labels} needs a folder of images, but data.name={config.name} has its own labels. "
+            "Set data.name to the folder of the images."
+        )
     if config.name == "digits":
         return open_builtin_digits()
-    if config.name in PUBLISHED_DATASETS:
+    if is_published:
         return open_or_download_published_dataset(config.name, choose_data_root(config.root), download=config.download)
-    path = _choose_path_as_given_or_under_root(config)
+    check_data_name_exists(config)
+    if config.labels or (path.is_file() and path.suffix in TABLE_SUFFIXES):
+        folder = path.parent if path.is_file() else path
+        table = find_label_table(config.labels, folder) if config.labels else path
+        return open_labelled_folder(folder, table, image_size, num_channels, config, min_classes)
     if path.is_dir():
-        return open_image_folder(path, image_size, num_channels, config, min_classes=2 if must_be_trainable else 1)
+        return open_image_folder(path, image_size, num_channels, config, min_classes)
     if path.is_file() and path.suffix == ".npz":
         return open_npz_data_source(path, must_be_trainable=must_be_trainable)
-    check_data_name_exists(config)
-    raise UserError(f"data.name={config.name} is neither a folder of class folders nor an .npz file.")
+    raise UserError(
+        f"data.name={config.name} is neither a folder of class folders nor an .npz file nor a table of labels (.csv)."
+    )
 
 
 def _choose_path_as_given_or_under_root(config: DataConfig) -> Path:

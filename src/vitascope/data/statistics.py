@@ -114,6 +114,7 @@ class DataSummary:
     classes: list[str]
     splits: dict[str, SplitSummary]
     skipped: list[str]
+    notes: list[str] = field(default_factory=list)  # about images and rows of a table that are not used
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -134,6 +135,7 @@ class DataSummary:
                 f"  pixel values (0 to 1): mean {_format_values(split.mean)}, std {_format_values(split.std)}",
                 f"  exact duplicates: {self._format_duplicates(split_name)}",
             ]
+        lines += self.notes
         if self.skipped:
             lines.append(describe_unreadable_files(self.skipped))
         return "\n".join(lines)
@@ -165,7 +167,7 @@ def open_and_summarize_all_splits(
     splits = {name: source.load_split(name) for name in source.split_names}
     fingerprints = {name: hash_each_image(split.images) for name, split in splits.items()}
     summaries = {name: _summarize_split(name, split, source.classes, fingerprints) for name, split in splits.items()}
-    return DataSummary(source.name, source.classes, summaries, source.skipped_paths)
+    return DataSummary(source.name, source.classes, summaries, source.skipped_paths, source.notes)
 
 
 def _summarize_split(

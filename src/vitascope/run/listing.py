@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NULL_MEANINGS = {  # what null means, where it is not the default of the data
+    "data.labels": "none",
     "data.memory": "automatic",
     "model.init_values": "none",
     "train.distill": "none",
@@ -172,6 +173,7 @@ def flatten_comparable_settings(recipe: Recipe) -> dict[str, Any]:
     settings = flatten_sections(convert_recipe_to_dict(recipe))
     settings |= {key: list(value) for key, value in settings.items() if isinstance(value, tuple)}  # as in JSON
     settings["data.name"] = Path(settings["data.name"]).name
+    settings["data.labels"] = Path(settings["data.labels"]).name if settings["data.labels"] else None
     return {key: value for key, value in settings.items() if key not in MACHINE_SETTINGS}
 
 

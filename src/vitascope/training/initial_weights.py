@@ -156,6 +156,7 @@ def read_first_stage_recipe(later_recipe: Recipe) -> Recipe:
     data = replace(
         first.data,
         name=later.name,
+        labels=later.labels,
         root=later.root,
         download=later.download,
         validation=later.validation,

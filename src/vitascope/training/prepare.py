@@ -51,6 +51,8 @@ def open_data_and_print_notes(recipe: Recipe, console: Console) -> TrainingData:
     """Open the data in the input size of the model. Print which files are skipped or converted."""
     model = recipe.model
     data = load_train_and_validation_data(recipe.data, model.image_shape, model.in_chans, recipe.train.seed)
+    for note in data.source.notes:
+        console.print(note, highlight=False, soft_wrap=True)
     if skipped := data.source.skipped_paths:
         console.print(f"Skipped: {describe_unreadable_files(skipped)}", highlight=False, soft_wrap=True)
     if data.few_images_note:

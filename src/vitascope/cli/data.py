@@ -39,8 +39,8 @@ def print_data_sets(root: DataRoot = None) -> None:
     for name, dataset in PUBLISHED_DATASETS.items():
         status = "available" if open_published_dataset_if_found(name, data_root) else "not found"
         print(f"  {name:<14} {status:<10} {dataset.description}")
-    print("Your own data: a folder with one subfolder of images per class, or an .npz file with the arrays")
-    print("x_train, y_train, x_test and y_test.")
+    print("Your own data: a folder with one subfolder of images per class, a folder of images with a table of their")
+    print("classes (data.labels=TABLE), or an .npz file with the arrays x_train, y_train, x_test and y_test.")
 
 
 @app.command("describe")

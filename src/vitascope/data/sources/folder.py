@@ -58,7 +58,7 @@ def open_image_folder(
     classes = sorted(entry.name for entry in _list_class_folders(folders["train"]))
     if len(classes) < min_classes:
         required = "at least two class folders" if min_classes == 2 else "at least one class folder"
-        hint = _suggest_inner_folder(folders["train"])
+        hint = _suggest_inner_folder(folders["train"]) if classes else " If a table has the classes, set data.labels."
         raise UserError(f"{folders['train']} needs {required}; it has {', '.join(classes) or 'none'}.{hint}")
     for split, folder in folders.items():
         _check_class_folders(folder, split, classes)

@@ -285,8 +285,8 @@ def test_describing_and_previewing_a_folder_use_the_image_size_of_the_model(vita
     for size in ([], ["model.img_size=50"]):
         assert vitascope("data", "preview", "photos", *size).code == 0
     assert "the image (of 64×48 to 88×48 pixels (height × width), median 80×48) resized to 64×64 (for" in captions[0]
-    assert "crop of 35% to 100%" in captions[0] and "shift" not in captions[0]
-    assert "resized to 50×50, then 8" in captions[1] and "images of 50×50 pixels (flip" in captions[1]
+    assert "crop of 35 % to 100 %" in captions[0] and "shift" not in captions[0]
+    assert "resized to 50×50, then 8" in captions[1] and "for 50×50 colour images (flip" in captions[1]
     assert "shift up to 6 pixels" in captions[1] and "crop of" not in captions[1]
     assert vitascope("data", "preview", "digits", "model.img_size=16").code == 0
     assert captions[2].startswith("digits: the image resized to 16×16, then 8 versions")

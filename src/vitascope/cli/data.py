@@ -121,7 +121,7 @@ def draw_and_save_augmentation_preview(
     rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(len(samples))]
     class_names = [data.classes[label] for label in samples.labels.tolist()]
     rows_text, columns_text = map(str, stored_size)
-    image_kind = f"{'grayscale' if channels == 1 else 'colour'} images of {rows_text}×{columns_text} pixels"
+    image_kind = f"{rows_text}×{columns_text} {'grayscale' if channels == 1 else 'colour'}"
     augmentation = describe_augmentation(base_recipe, overrides, policy, image_kind if data.train.files else "")
     text = f"{data.source.name}: {_describe_original(data, preprocessing.size)}, then {len(versions)} "
     text += f"{objective.preview_name} {augmentation}"
@@ -176,9 +176,9 @@ def describe_augmentation(
 ) -> str:
     """Describe where the augmentation comes from, its settings, and how images are mixed.
 
-    `image_kind`: on which the default augmentation of files depends, "colour images …"; empty for other data."""
+    `image_kind`: size and colour of image files, on which their default depends ("64×64 colour"); else empty."""
     changed = ", ".join(override for override in overrides if override.startswith("data.augment."))
-    default = f"default augmentation for {image_kind}" if image_kind else "default augmentation of this data"
+    default = f"default augmentation for {image_kind} images" if image_kind else "default augmentation of this data"
     source = f"as in recipe {base_recipe}" if base_recipe else f"with the {default}"
     source += f", changed by {changed}" if changed else ""
     text = f"{source} ({policy.description or 'no augmentation'})."

@@ -289,7 +289,7 @@ def test_describing_and_previewing_a_folder_use_the_image_size_of_the_model(vita
     assert "resized to 50×50, then 8" in captions[1] and "for 50×50 colour images (flip" in captions[1]
     assert "shift up to 6 pixels" in captions[1] and "crop of" not in captions[1]
     assert vitascope("data", "preview", "digits", "model.img_size=16").code == 0
-    assert captions[2].startswith("digits: the image resized to 16×16, then 8 versions")
+    assert captions[2].startswith("digits: the image resized to 16×16, then 8 augmented versions")
 
 
 def test_training_names_classes_with_few_images(vitascope, here) -> None:

@@ -59,6 +59,8 @@ def make_settings(data_name: str, arm_name: str, args: argparse.Namespace, learn
         "train.batch_size": batch,
         "train.lr": learning_rate,
     }
+    if data_name == "tiny10":  # the folder's default when the records were made
+        settings |= {"data.augment.shift": 4, "data.augment.crop_scale": [1.0, 1.0]}
     if arm_name == "scratch":
         return settings | {"weights": None, "train.layer_decay": 1.0}
     return settings | {"weights": args.weights, "train.layer_decay": 0.75}

@@ -127,7 +127,11 @@ def make_row_name(arm_name: str, base_name: str) -> str:
 def _fill_in_augmentation(recipe: Recipe) -> Recipe:
     """The recipe with the data set's default augmentation filled in."""
     augment = complete_augmentation_for_objective(
-        recipe.data.augment, recipe.data.name, recipe.model.in_chans, recipe.train.objective
+        recipe.data.augment,
+        recipe.data.name,
+        recipe.model.in_chans,
+        recipe.train.objective,
+        recipe.model.image_shape,
     )
     return replace(recipe, data=replace(recipe.data, augment=augment))
 

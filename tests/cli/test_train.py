@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from tests.training.tiny import TINY, untimed
@@ -136,12 +137,12 @@ def test_resizing_images_of_a_folder_is_reported(vitascope, here) -> None:
     assert answer.code == 0, answer.err
     assert "Images are resized from 64×48 (size of the first image) to 8×8 (model.img_size=8)" in answer.out
     assert "and converted from colour to grayscale (model.in_chans=1)" in answer.out
-    note = "augmentation is for digits and is not used. photos gets its defaults: shift up to 2 pixels.\n"
+    note = "augmentation is for digits and is not used. photos gets its defaults: shift up to 1 pixel.\n"
     assert note in answer.out
     answer = vitascope("train", "digits", *WORDS, "data.name=photos", "data.validation=0", "data.augment.flip=1")
     note = (
         "Augmentation from your settings: flip with probability 1. The recipe is for digits, so the other settings "
-        "are the defaults of photos: shift up to 2 pixels.\n"
+        "are the defaults of photos: shift up to 1 pixel.\n"
     )
     assert note in answer.out and "ugmentation" not in vitascope("train", "digits", *WORDS).out.split("Training")[0]
     answer = vitascope("train", "digits", *WORDS, "data.name=photos", "data.validation=0", "model.in_chans=2")
@@ -253,3 +254,60 @@ def test_data_is_listed_described_and_previewed(vitascope, here) -> None:
     assert vitascope("data", "preview", "digits").code == 0
     with Image.open("preview.png") as picture:
         assert picture.width > 1000
+
+
+def test_a_preview_does_not_overwrite_an_earlier_figure(vitascope, here) -> None:
+    (here / "preview.png").write_bytes(b"mine")
+    assert vitascope("data", "preview", "digits").out == "Figure: preview-2.png\n"
+    assert vitascope("data", "preview", "digits").out == "Figure: preview-3.png\n"
+    assert (here / "preview.png").read_bytes() == b"mine"
+    assert vitascope("data", "preview", "digits", "--out", "preview.png").out == "Figure: preview.png\n"
+    assert (here / "preview.png").read_bytes() != b"mine"
+
+
+def save_photos(folder: Path, count: int = 4) -> None:
+    for name in ("red", "blue"):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (48, 64 + 8 * number), name).save(folder / name / f"{number}.png")
+
+
+def test_describing_and_previewing_a_folder_use_the_image_size_of_the_model(vitascope, here, monkeypatch) -> None:
+    save_photos(here / "photos")
+    answer = vitascope("data", "describe", "photos", "model.img_size=50", "model.in_chans=1")
+    assert "64×48 to 88×48 pixels (height × width), median 80×48, 1 channel" in answer.out
+    assert "after resizing to 50×50\n" in answer.out and "fewer than 5 images: blue (4), red (4)" in answer.out
+    refused = vitascope("data", "describe", "photos", "model.depth=3")
+    assert refused.code == 2 and "model.depth has no effect on the description" in refused.err
+    assert vitascope("data", "describe", "digits", "model.img_size=32").code == 2  # arrays are not resized
+    captions = []
+    monkeypatch.setattr("vitascope.draw.images.draw_gallery", lambda *args: captions.append(args[3]) or Figure())
+    for size in ([], ["model.img_size=50"]):
+        assert vitascope("data", "preview", "photos", *size).code == 0
+    assert "the image (of 64×48 to 88×48 pixels (height × width), median 80×48) resized to 64×64 (for" in captions[0]
+    assert "crop of 35 % to 100 %" in captions[0] and "shift" not in captions[0]
+    assert "resized to 50×50, then 8" in captions[1] and "for 50×50 colour images (flip" in captions[1]
+    assert "shift up to 6 pixels" in captions[1] and "crop of" not in captions[1]
+    assert vitascope("data", "preview", "digits", "model.img_size=16").code == 0
+    assert captions[2].startswith("digits: the image resized to 16×16, then 8 augmented versions")
+
+
+def test_training_names_classes_with_few_images(vitascope, here) -> None:
+    save_photos(here / "photos")
+    answer = vitascope("train", "digits", *WORDS, "data.name=photos")
+    assert "Warning: classes with fewer than 5 images: blue (4), red (4).\n" in answer.out
+    save_photos(here / "more", count=5)
+    assert "fewer than" not in vitascope("train", "digits", *WORDS, "data.name=more").out
+
+
+def test_the_class_folders_one_level_down_are_suggested(vitascope, here) -> None:
+    save_photos(here / "photos" / "photos")
+    answer = vitascope("train", "digits", *WORDS, "data.name=photos")
+    assert answer.code == 2 and "it has photos. The class folders (blue, red) are 1 level down: use " in answer.err
+    assert f"data.name={Path('photos/photos')}, and see" in answer.err
+    assert vitascope("data", "describe", "photos/photos").code == 0
+    save_photos(here / "zip" / "a b" / "c" / "train")
+    assert "(blue, red) are 2 levels down: use data.name='zip/a b/c', and" in vitascope("data", "describe", "zip").err
+    (here / "one" / "cat" / "deep").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(here / "one" / "cat" / "0.png")
+    assert "down" not in vitascope("data", "describe", "one").err

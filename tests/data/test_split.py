@@ -9,6 +9,7 @@ from vitascope import UserError
 from vitascope.data.config import DataConfig
 from vitascope.data.open_data import (
     compute_class_weights,
+    describe_classes_with_few_images,
     draw_stratified_subset_indices,
     load_train_and_validation_data,
     split_train_validation_indices,
@@ -67,5 +68,17 @@ def test_class_weights_make_every_class_count_the_same() -> None:
 
 
 def test_a_class_with_one_image_is_an_error() -> None:
-    with pytest.raises(UserError, match="only 1 image"):
+    with pytest.raises(
+        UserError, match=r"The class wasp has only 1 image: none would be left for training\. Add images"
+    ):
+        split_train_validation_indices(torch.tensor([0, 0, 0, 1]), 0.3, 0, ["bee", "wasp"])
+    with pytest.raises(UserError, match="The class 1 has only 1 image"):
         split_train_validation_indices(torch.tensor([0, 0, 0, 1]), 0.3, 0)
+
+
+def test_classes_with_few_images_are_named() -> None:
+    assert describe_classes_with_few_images(["bee", "ant"], [5, 70]) is None
+    text = describe_classes_with_few_images(["bee", "ant", "fly"], [4, 70, 0])
+    assert text == "classes with fewer than 5 images: bee (4), fly (0)"
+    many = describe_classes_with_few_images([f"c{index}" for index in range(8)], [1] * 8)
+    assert many.endswith("images: c0 (1), c1 (1), c2 (1), c3 (1), c4 (1) and 3 more")

@@ -28,12 +28,20 @@ def test_a_description_names_the_sizes_of_the_files_and_the_size_after_resizing(
     Image.new("RGB", (300, 100)).save(tmp_path / "dog" / "1.jpg", exif=rotated)
     summary = open_and_summarize_all_splits(str(tmp_path), None)
     assert "grayscale" not in summary.format_text()
-    sizes = "64×64 to 416×500 pixels (height × width), 3 channels (statistics and duplicates after "
-    sizes += "resizing to 64×64, a fixed size for this command; training resizes to model.img_size)"
+    sizes = "64×64 to 416×500 pixels (height × width), median 300×100, 3 channels; statistics and duplicates after "
+    sizes += "resizing to 64×64 (for another size, add model.img_size=…)"
     assert f"train: 3 images, {sizes}\n" in summary.format_text()
     split = summary.as_dict()["splits"]["train"]
-    assert split["sizes"] == [(64, 64), (416, 500)] and (split["height"], split["width"]) == (64, 64)
+    assert (
+        split["sizes"] == [(64, 64), (416, 500)]
+        and split["median_size"] == (300, 100)
+        and (split["height"], split["width"]) == (64, 64)
+    )
     assert read_image_size(tmp_path / "dog" / "1.jpg") == (300, 100)
+    small = open_and_summarize_all_splits(str(tmp_path), None, (8, 10), 1)
+    assert "; statistics and duplicates after resizing to 8×10\n" in small.format_text()
+    assert (small.splits["train"].height, small.splits["train"].width, small.splits["train"].channels) == (8, 10, 1)
+    assert "classes with fewer than 5 images: cat (1), dog (2)\n" in small.format_text()
 
 
 def test_a_description_counts_copies_in_train_and_val_and_under_different_labels(tmp_path) -> None:

@@ -75,6 +75,16 @@ def test_the_passes_in_a_description_are_epochs_times_passes_per_epoch(name: str
         ("cifar10", ["train.epochs", "3"], "'train.epochs' has no value. Write train.epochs=3, without spaces."),
         ("cifar10", ["train.epochs", "train.lr=1"], "'train.epochs' has no value. Write train.epochs=VALUE"),
         ("cifar10-mae", ["mae.mask_ratio", "0.5"], "Write mae.mask_ratio=0.5, without spaces."),
+        (
+            "cifar10",
+            ["weights="],
+            "weights= is empty. Set weights to timm:NAME, hf:REPO, recipe:NAME, a file, a folder",
+        ),
+        ("cifar10", ["weights=' '"], "weights is empty. Name the pretrained weights, or leave it out to train from"),
+        ("cifar10", ["weights=timm:"], "weights=timm: is empty. Set weights to timm:NAME"),
+        ("cifar10", ["train.distill="], "train.distill= is empty. Set train.distill to "),
+        ("cifar10", ["data.name="], "data.name= is empty. Set data.name to "),
+        ("cifar10", ["data.name=''"], "data.name is empty."),
         ("cifar10", ["model.depth=???"], "model.depth=??? is not a value"),
         ("cifar10", ["model.img_size=big"], "Write a pair as [32,64]"),
         (

@@ -103,7 +103,7 @@ def test_the_command_of_a_record_trains_the_same_recipe(tmp_path) -> None:
 
 def test_the_command_of_a_user_recipe_starts_from_a_built_in_recipe() -> None:
     recipe = read_recipe("digits", ["name=deep", "model.depth=9", "data.name=/home/me/my photos", "model.in_chans=1"])
-    augment = resolve_augmentation(recipe.data.augment, recipe.data.name, 1)
+    augment = resolve_augmentation(recipe.data.augment, recipe.data.name, 1, image_size=recipe.model.image_shape)
     call = shlex.split(format_shortest_train_command(replace(recipe, data=replace(recipe.data, augment=augment)), [5]))
     assert call[:3] == ["vitascope", "train", "digits"]
     assert set(call[3:]) == {"name=deep", "model.depth=9", "data.name=/path/to/my photos", "train.seed=5"}

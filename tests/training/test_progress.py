@@ -13,7 +13,6 @@ from vitascope.recipe.schema import Recipe
 from vitascope.training import messages
 from vitascope.training.loop import EpochRecord, StepProgress
 from vitascope.training.messages import (
-    describe_incomplete_batch,
     describe_teacher,
     explain_worse_training_metrics,
     make_curves_title,
@@ -61,13 +60,6 @@ def test_the_progress_line_shows_the_remaining_time(width) -> None:
         f"epoch 100/300  {'train ' if width == 160 else ''}loss 1.234  train" in line
         and ":" in line.split("left" if width == 80 else "remaining")[1]
     )
-
-
-def test_images_left_out_of_each_epoch_are_reported() -> None:
-    recipe = read_recipe("cifar10", ["train.batch_size=500"])
-    text = "train.batch_size=500: 1 step per epoch; 100 of 600 images are left out of each epoch."
-    assert describe_incomplete_batch(recipe, 600) == text
-    assert describe_incomplete_batch(recipe, 50_010) is None and describe_incomplete_batch(recipe, 300) is None
 
 
 def complete(name: str, *overrides: str) -> Recipe:

@@ -241,6 +241,21 @@ def test_training_says_that_sizes_change() -> None:
     assert "image size" not in format_adaptation_report(adapt(pretrained(), num_classes=3).report)
 
 
+def test_training_warns_of_more_tokens_than_the_weights_have() -> None:
+    """By hand: the class token and 4×4 patches, then 8×8; each token costs the same except in attention."""
+    finer = adapt(pretrained(), img_size=32, patch_size=4).report
+    ratio = finer.flops_after / finer.flops_before
+    sentence = (
+        f"warning: 65 tokens per image (8×8 patches) instead of the weights' 17 (4×4): {ratio:.2g} times the FLOPs."
+    )
+    assert ratio > 65 / 17 / 2 and sentence in format_adaptation_report(finer)
+    coarser = format_adaptation_report(adapt(pretrained(), img_size=16).report)
+    assert "5 tokens per image (2×2 patches) instead of the weights' 17 (4×4): 0." in coarser
+    assert "warning" not in coarser
+    same_grid = format_adaptation_report(adapt(pretrained(), img_size=16, patch_size=4).report)
+    assert "patch size" in same_grid and "tokens per image" not in same_grid
+
+
 def test_class_names_are_not_assumed_for_a_new_classifier() -> None:
     pretrained_model = build_pretrained_from_state_dict(build_small_timm(num_classes=1000).state_dict(), "theirs")
     assert IMAGENET_CLASSES in adapt(pretrained_model, img_size=64).report.assumed

@@ -38,13 +38,18 @@ def print_runs(runs: RunsFolder = Path("runs"), as_json: JsonOption = False) -> 
         print(json.dumps([asdict(summary) for summary in summaries]))
         return
     console = create_console()
-    columns = ["run", "data", "parameters", "epochs", "time", "validation accuracy", "test accuracy"]
+    columns = ["run", "data", "tuned", "parameters", "epochs", "time", "validation accuracy", "test accuracy"]
+    if not any(summary.tune for summary in summaries):
+        columns.remove("tuned")
     if console.width < MIN_WIDTH_FOR_ALL_COLUMNS:
         columns = [column for column in columns if column not in ("parameters", "time")]
     cells = [_format_cells_by_column(summary) for summary in summaries]
     rows = [[cells_of_run[column] for column in columns] for cells_of_run in cells]
     title = f"{format_count(len(rows), 'run')} in {runs}"
-    console.print(create_table(title, columns, rows, right_aligned=set(columns[2:]), never_wrapped={"data"}))
+    right_aligned = set(columns) - {"run", "data", "tuned"}
+    console.print(create_table(title, columns, rows, right_aligned=right_aligned, never_wrapped={"data", "tuned"}))
+    if "tuned" in columns:
+        print("tuned: the part of the pretrained weights that was trained (train.tune); –: trained from scratch.")
     if any("(probe)" in text for row in rows for text in row):
         print("(probe): trained without labels, so a linear probe measures the accuracy.")
 
@@ -54,12 +59,20 @@ def _format_cells_by_column(summary: "RunSummary") -> dict[str, str]:
     return {
         "run": summary.run,
         "data": summary.data,
+        "tuned": _format_tuned_part(summary),
         "parameters": abbreviate_count(summary.parameters),
         "epochs": str(summary.epochs) if summary.finished else f"{summary.epochs_done} of {summary.epochs}",
         "time": format_duration(summary.seconds) if summary.seconds else "–",
         "validation accuracy": _format_accuracy_marking_probe(summary.val_accuracy, summary),
         "test accuracy": _format_accuracy_marking_probe(summary.test_accuracy, summary),
     }
+
+
+def _format_tuned_part(summary: "RunSummary") -> str:
+    """Return which part of pretrained weights was trained: full, freeze=4, head or lora; – without such weights."""
+    if summary.tune is None:
+        return "–"
+    return f"freeze={summary.freeze}" if summary.tune == "full" and summary.freeze else summary.tune
 
 
 def _format_accuracy_marking_probe(accuracy: float | None, summary: "RunSummary") -> str:
@@ -73,18 +86,19 @@ def compare_runs_and_save_figure(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN…", help="Two or more run folders. runs/RECIPE means its newest run.")
     ],
-    out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
-        "compare.png"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the figure. The extension sets the format. Default: compare.png, compare-2.png, …"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare runs: settings that differ, results, and learning curves in one figure."""
-    from vitascope.draw.style import save_figure
+    from vitascope.draw.style import choose_unused_path, save_figure
     from vitascope.run.directory import open_run_or_newest
     from vitascope.run.listing import compare_runs, format_setting_for_reading
 
     comparison = compare_runs([open_run_or_newest(run) for run in runs])
-    figure_path = save_figure(comparison.draw_curves(), out)
+    figure_path = save_figure(comparison.draw_curves(), out or choose_unused_path(Path("compare.png")))
     if as_json:
         print(json.dumps(comparison.as_dict()))
         return

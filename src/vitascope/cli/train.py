@@ -66,17 +66,20 @@ def resume(
 
 def suggest_learning_rate(
     recipe_and_settings: RecipeArguments = None,
-    out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
-        "lr-find.png"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the figure. The extension sets the format. Default: lr-find.png, lr-find-2.png, …"),
+    ] = None,
 ) -> None:
     """Suggest a learning rate: raise it step by step and measure the loss.
 
     Example: vitascope lr-find digits
     """
     recipe = _read_recipe_arguments(recipe_and_settings)
+    from vitascope.draw.style import choose_unused_path
     from vitascope.training.rate_finder import RULE, measure_learning_rate_curve
 
+    out = out or choose_unused_path(Path("lr-find.png"))
     result = measure_learning_rate_curve(recipe, create_console())
     result.save_figure(out)
     end = result.describe_divergence()

@@ -127,6 +127,7 @@ class DataConfig:
     """The data set and the part of it to use."""
 
     name: str = "digits"  # digits, mnist, fashion-mnist, cifar10, cifar100, a folder of class folders, or a .npz file
+    labels: str | None = None  # table of file, class (and split) for a folder of images without class folders
     root: str | None = None  # folder of the named data sets; null: $VITASCOPE_DATA, else the user's cache folder
     download: bool = True  # download a named data set if it is missing
     validation: float = 0.1  # fraction of the training images held out for validation; stratified, drawn from the seed
@@ -139,6 +140,8 @@ class DataConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise UserError("data.name is empty. Set it to the name of a data set, a folder or an .npz file.")
         if not 0 <= self.validation < 1:
             raise UserError(f"data.validation={self.validation} must be at least 0 and below 1.")
         if not 0 < self.fraction <= 1:
@@ -193,14 +196,30 @@ PHOTO_POLICY = replace(
     NO_AUGMENTATION, flip=0.5, shift=4, brightness=0.2, contrast=0.2, saturation=0.2, cutmix=1.0, mix_prob=0.5
 )
 SYMBOL_POLICY = replace(NO_AUGMENTATION, shift=2)  # a user's grayscale images may be symbols: no flips by default
+POLICY_SIDE = 32  # pixels: the shifts of these two policies are for images with this side, and scale with it
+MIN_CROP_SIDE = 64  # pixels: a user's photos of at least this side are cropped at random instead of shifted
+PHOTO_CROP_SCALE = (0.35, 1.0)
 POLICIES = {
     "digits": replace(NO_AUGMENTATION, shift=1, rotate=6.0, scale=0.05, mixup=0.8, mix_prob=0.8),
     "mnist": replace(NO_AUGMENTATION, shift=2, rotate=10.0, scale=0.1),
     "fashion-mnist": replace(NO_AUGMENTATION, flip=0.5, shift=2, erase=0.25, cutmix=1.0, mix_prob=0.5),
     "cifar10": PHOTO_POLICY,
     "cifar100": PHOTO_POLICY,
+    "tiny10": PHOTO_POLICY,  # the folder of the recipe tiny10-finetune
 }
 DATASETS_WITHOUT_FLIPS = ("digits", "mnist")
+
+
+def choose_default_policy(dataset_name: str, num_channels: int, image_size: tuple[int, int]) -> AugmentConfig:
+    """Return the data set's policy. A user's own data gets that of photos or symbols, for this image size.
+
+    `image_size`: rows and columns of the stored images, whose pixels are shifted."""
+    if dataset_name in POLICIES:
+        return POLICIES[dataset_name]
+    policy, side = PHOTO_POLICY if num_channels == 3 else SYMBOL_POLICY, min(image_size)
+    if num_channels == 3 and side >= MIN_CROP_SIDE:
+        return replace(policy, shift=0, crop_scale=PHOTO_CROP_SCALE)
+    return replace(policy, shift=max(1, round((policy.shift or 0) * side / POLICY_SIDE)))
 
 
 def resolve_augmentation(
@@ -208,11 +227,12 @@ def resolve_augmentation(
     dataset_name: str,
     num_channels: int = 3,
     adapt_policy: Callable[[AugmentConfig, int], AugmentConfig] | None = None,
+    image_size: tuple[int, int] = (POLICY_SIDE, POLICY_SIDE),
 ) -> AugmentConfig:
-    """Complete the settings with the data set's policy; a user's own data gets the policy of photos or symbols.
+    """Complete the settings with the default policy for the data set and the size of its images.
 
     `adapt_policy` changes the policy for an objective, given the number of channels."""
-    policy = POLICIES.get(dataset_name, PHOTO_POLICY if num_channels == 3 else SYMBOL_POLICY)
+    policy = choose_default_policy(dataset_name, num_channels, image_size)
     settings = requested.fill_missing_from(adapt_policy(policy, num_channels) if adapt_policy else policy)
     if dataset_name in DATASETS_WITHOUT_FLIPS and settings.flip:
         raise UserError(

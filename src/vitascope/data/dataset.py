@@ -187,6 +187,7 @@ class DataSource:
     split_names: tuple[SplitName, ...] = ("train", "test")
     skipped_paths: list[str] = field(default_factory=list)  # images that could not be read
     has_class_names: bool = True  # False: the names are class indices
+    notes: list[str] = field(default_factory=list)  # sentences about images that are not used
 
 
 def count_pixel_values(images: UInt8Images) -> Int[Tensor, "channel value"]:

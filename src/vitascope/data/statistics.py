@@ -2,16 +2,16 @@
 
 import hashlib
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from vitascope.data.config import DataConfig
 from vitascope.data.dataset import Dataset, ImageSize, SplitName, UInt8Images
-from vitascope.data.open_data import open_data_by_name_or_path
+from vitascope.data.open_data import describe_classes_with_few_images, open_data_by_name_or_path
 from vitascope.data.sources.folder import describe_unreadable_files, image_file_is_grayscale, read_image_size
 from vitascope.errors import format_count
 
@@ -41,8 +41,35 @@ def count_also_in_reference(reference_fingerprints: list[Fingerprint], fingerpri
     return sum(fingerprint in reference for fingerprint in fingerprints)
 
 
-PREVIEW_SIZE = ((64, 64), 3)  # images of a folder are resized to this for the description and the preview
-PREVIEW_SIZE_NOTE = "a fixed size for this command; training resizes to model.img_size"
+PREVIEW_SIZE = ((64, 64), 3)  # default size and channels of a folder's images in the description and the preview
+PREVIEW_SIZE_NOTE = "(for another size, add model.img_size=…)"
+
+
+class FileSizes(NamedTuple):
+    """Rows and columns of the images with the fewest, the median and the most pixels, before resizing."""
+
+    smallest: ImageSize
+    median: ImageSize
+    largest: ImageSize
+
+    @property
+    def text(self) -> str:
+        """For example "64×64 to 416×500 pixels (height × width), median 300×400"."""
+        ends = dict.fromkeys((self.smallest, self.largest))
+        text = f"{' to '.join(map(_format_size, ends))} pixels"
+        text += "" if all(height == width for height, width in self) else " (height × width)"
+        return text if len(ends) == 1 else f"{text}, median {_format_size(self.median)}"
+
+
+def measure_file_sizes(paths: list[str]) -> FileSizes:
+    """Read the sizes of image files, rotated by EXIF, from the beginning of each file."""
+    sizes = sorted((read_image_size(Path(path)) for path in paths), key=lambda size: (size[0] * size[1], size))
+    return FileSizes(sizes[0], sizes[len(sizes) // 2], sizes[-1])
+
+
+def format_size_with_note(size: ImageSize) -> str:
+    """Return for example "224×224"; for the default size also the setting that changes it."""
+    return f"{_format_size(size)} {PREVIEW_SIZE_NOTE if size == PREVIEW_SIZE[0] else ''}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -61,21 +88,18 @@ class SplitSummary:
     copies_with_other_label: int = 0  # of the copies: those whose label differs from the first image's
     also_in_val: int = 0
     sizes: list[ImageSize] = field(default_factory=list)  # smallest and largest image, before resizing
+    median_size: ImageSize | None = None  # of the image with the median number of pixels, before resizing
     grayscale_files: int = 0  # image files without colours, which are converted to `channels`
 
     @property
     def formatted_image_size(self) -> str:
         """For example "28×28 pixels, 1 channel", or the sizes of the files and the size after resizing."""
-        sizes = self.sizes or [(self.height, self.width)]
-        text = f"{' to '.join(_format_size(size) for size in dict.fromkeys(sizes))} pixels"
-        text += "" if all(height == width for height, width in sizes) else " (height × width)"
-        text += f", {format_count(self.channels, 'channel')}"
         resized = (self.height, self.width)
-        text += (
-            ""
-            if set(sizes) == {resized}
-            else f" (statistics and duplicates after resizing to {_format_size(resized)}, {PREVIEW_SIZE_NOTE})"
-        )
+        smallest, largest = self.sizes or [resized, resized]
+        text = f"{FileSizes(smallest, self.median_size or smallest, largest).text}, "
+        text += format_count(self.channels, "channel")
+        if {smallest, largest} != {resized}:
+            text += f"; statistics and duplicates after resizing to {format_size_with_note(resized)}"
         if self.grayscale_files:
             files = "all" if self.grayscale_files == self.images else f"{self.grayscale_files:,} of the"
             text += f"; {files} files are grayscale and are read as {self.channels} equal channels"
@@ -90,6 +114,7 @@ class DataSummary:
     classes: list[str]
     splits: dict[str, SplitSummary]
     skipped: list[str]
+    notes: list[str] = field(default_factory=list)  # about images and rows of a table that are not used
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -102,12 +127,15 @@ class DataSummary:
             counts = list(split.per_class.values())
             count_range = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
             imbalance = "" if max(counts) < 1.5 * min(counts) else " (imbalanced: try data.balance=loss or sampling)"
+            few = describe_classes_with_few_images(self.classes, counts)
             lines += [
                 f"{split_name}: {split.images:,} images, {split.formatted_image_size}",
                 f"  images per class: {count_range}{imbalance}",
+                *([f"  {few}"] if few and split_name == "train" else []),
                 f"  pixel values (0 to 1): mean {_format_values(split.mean)}, std {_format_values(split.std)}",
                 f"  exact duplicates: {self._format_duplicates(split_name)}",
             ]
+        lines += self.notes
         if self.skipped:
             lines.append(describe_unreadable_files(self.skipped))
         return "\n".join(lines)
@@ -124,13 +152,22 @@ class DataSummary:
         return text
 
 
-def open_and_summarize_all_splits(data_name: str, data_folder: str | None) -> DataSummary:
-    """Describe every split, including the test images. Do not use the result to choose a model."""
-    source = open_data_by_name_or_path(DataConfig(name=data_name, root=data_folder, memory=inf), *PREVIEW_SIZE)
+def open_and_summarize_all_splits(
+    data_name: str,
+    data_folder: str | None,
+    image_size: ImageSize = PREVIEW_SIZE[0],
+    num_channels: int = PREVIEW_SIZE[1],
+    config: DataConfig | None = None,
+) -> DataSummary:
+    """Describe every split, including the test images. Do not use the result to choose a model.
+
+    Images of a folder are resized to `image_size`. `config`: other settings of the data, such as data.labels."""
+    config = replace(config or DataConfig(), name=data_name, root=data_folder, memory=inf)
+    source = open_data_by_name_or_path(config, image_size, num_channels)
     splits = {name: source.load_split(name) for name in source.split_names}
     fingerprints = {name: hash_each_image(split.images) for name, split in splits.items()}
     summaries = {name: _summarize_split(name, split, source.classes, fingerprints) for name, split in splits.items()}
-    return DataSummary(source.name, source.classes, summaries, source.skipped_paths)
+    return DataSummary(source.name, source.classes, summaries, source.skipped_paths, source.notes)
 
 
 def _summarize_split(
@@ -144,6 +181,7 @@ def _summarize_split(
     counts = torch.bincount(split.labels, minlength=len(class_names)).tolist()
     channels, height, width = split.image_shape
     per_class = dict(zip(class_names, counts, strict=True))
+    sizes = measure_file_sizes(split.file_paths) if split.file_paths else FileSizes(*[(height, width)] * 3)
     return SplitSummary(
         images=len(split),
         channels=channels,
@@ -160,18 +198,10 @@ def _summarize_split(
         also_in_val=_count_images_also_in_split("val", split_name, fingerprints_by_split)
         if split_name == "test"
         else 0,
-        sizes=_find_smallest_and_largest_size(split),
+        sizes=[sizes.smallest, sizes.largest],
+        median_size=sizes.median,
         grayscale_files=_count_grayscale_files(split) if channels == 3 else 0,
     )
-
-
-def _find_smallest_and_largest_size(split: Dataset) -> list[ImageSize]:
-    """Return rows and columns of the images with the fewest and the most pixels, before resizing."""
-    if not split.file_paths:
-        return [split.image_shape[1:]] * 2
-    sizes = [read_image_size(Path(path)) for path in split.file_paths]
-    ordered = sorted(set(sizes), key=lambda size: (size[0] * size[1], size))
-    return [ordered[0], ordered[-1]]
 
 
 def _count_grayscale_files(split: Dataset) -> int:

@@ -1,6 +1,7 @@
 """Common style of all figures: sizes, labels, captions and saving."""
 
 import textwrap
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +90,12 @@ def check_figure_suffix(path: Path) -> None:
     """Raise a UserError if the file ending is not an image format."""
     if path.suffix.lstrip(".").lower() not in FigureCanvasBase.get_supported_filetypes():
         raise UserError(f"A figure cannot be written as '{path.name}'. Choose an ending such as .png, .svg or .pdf.")
+
+
+def choose_unused_path(path: Path) -> Path:
+    """Return the path. If it exists, return the first unused one of NAME-2.png, NAME-3.png and so on."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(candidate for candidate in chain([path], numbered) if not candidate.exists())
 
 
 def save_figure(figure: Figure, path: Path) -> Path:

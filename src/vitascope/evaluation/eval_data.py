@@ -38,10 +38,10 @@ def load_eval_data(run: Run, model_info: ModelInfo, split: str | None, data_name
     run_config = reset_missing_data_root(run.recipe.data)
     if data_name is not None and (
         isinstance(run, ExternalWeightsRun)
-        or make_data_paths_absolute(replace(run_config, name=data_name)).name
-        != make_data_paths_absolute(run_config).name
+        or make_data_paths_absolute(replace(run_config, name=data_name, labels=None)).name
+        != make_data_paths_absolute(replace(run_config, labels=None)).name
     ):
-        return _load_eval_data_of_other_dataset(replace(run_config, name=data_name), model_info, split)
+        return _load_eval_data_of_other_dataset(replace(run_config, name=data_name, labels=None), model_info, split)
     if split is not None and split not in SPLITS:
         splits = _list_existing_splits_or_all_names(run_config, model_info)
         raise UserError(f"There is no split '{split}'. {suggest_choice(split, splits)}")

@@ -8,7 +8,7 @@ other objectives have a section of their own.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from vitascope.data.config import AugmentConfig, resolve_augmentation
+from vitascope.data.config import POLICY_SIDE, AugmentConfig, resolve_augmentation
 
 if TYPE_CHECKING:
     from vitascope.training.objectives.objective import Objective
@@ -46,11 +46,17 @@ def _import_class(path: str) -> type[Any]:
 
 
 def complete_augmentation_for_objective(
-    requested: AugmentConfig, dataset_name: str, num_channels: int, objective_name: str
+    requested: AugmentConfig,
+    dataset_name: str,
+    num_channels: int,
+    objective_name: str,
+    image_size: tuple[int, int] = (POLICY_SIDE, POLICY_SIDE),
 ) -> AugmentConfig:
-    """Complete the settings with the policy of the data set and the objective. Reject settings that do not fit."""
+    """Complete the settings with the policy of the data set and the objective. Reject settings that do not fit.
+
+    `image_size`: rows and columns of the stored images; the default policy of a user's own data depends on it."""
     if objective_name == LABELLED_OBJECTIVE:
-        return resolve_augmentation(requested, dataset_name, num_channels)
+        return resolve_augmentation(requested, dataset_name, num_channels, image_size=image_size)
     objective = load_objective(objective_name)
     objective.check_augmentation(requested)
-    return resolve_augmentation(requested, dataset_name, num_channels, objective.make_default_augmentation)
+    return resolve_augmentation(requested, dataset_name, num_channels, objective.make_default_augmentation, image_size)

@@ -52,6 +52,12 @@ SETTING_ALIASES = {  # names of other libraries -> the setting
     "dataset": "data.name",
     "val_split": "data.validation",
 }
+SOURCE_SETTINGS = {  # setting -> what it names; empty, as with an unset variable of the shell, it would mean "none"
+    "weights": "timm:NAME, hf:REPO, recipe:NAME, a file, a folder or a run",
+    "train.distill": "timm:NAME, hf:REPO, a file, a folder or a run",
+    "data.name": "the name of a data set, a folder or an .npz file",
+    "data.labels": "a table of files and classes",
+}
 SECTION_NAMES = ("model", "data", "train", *OBJECTIVE_SECTIONS)
 BOOLEAN_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
 RECIPES_FOLDER = Path(__file__).parent.parent / "recipes"
@@ -121,14 +127,7 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
     from yaml import YAMLError
 
     for override in overrides:
-        if "=" not in override or override.startswith("="):
-            raise UserError(explain_override_without_value(override, overrides, "such as model.depth=8"))
-        if override == "weights=recipe:":
-            raise UserError("weights=recipe: names no recipe. Write weights=recipe:NAME, such as recipe:digits-mae.")
-        if "_scale=" in override and not _has_bracketed_pair_value(override):
-            raise UserError(f"{override} must be a range, such as {override.partition('=')[0]}=[0.4,1].")
-        if override.endswith("=???"):  # OmegaConf's marker for a missing value, which it would ignore
-            raise UserError(f"{override} is not a value. Leave the setting out for its default.")
+        _check_override_has_usable_value(override, overrides)
     schema = build_omegaconf_schema()
     try:
         path = get_recipe_path(name_or_path) if name_or_path else None
@@ -152,6 +151,21 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
         ) from error
     except YAMLError as error:
         raise UserError(f"This cannot be read as YAML: {' '.join(str(error).split())}") from error
+
+
+def _check_override_has_usable_value(override: str, overrides: Sequence[str]) -> None:
+    """Reject what OmegaConf would misread: an empty value as null, and a value that ends with a colon as a section."""
+    key, value = _split_override(override)
+    if "=" not in override or not key:
+        raise UserError(explain_override_without_value(override, overrides, "such as model.depth=8"))
+    if override == "weights=recipe:":
+        raise UserError("weights=recipe: names no recipe. Write weights=recipe:NAME, such as recipe:digits-mae.")
+    if key in SOURCE_SETTINGS and value.strip() in ("", "timm:", "hf:"):
+        raise UserError(f"{override} is empty. Set {key} to {SOURCE_SETTINGS[key]}, or leave it out.")
+    if "_scale=" in override and not _has_bracketed_pair_value(override):
+        raise UserError(f"{override} must be a range, such as {key}=[0.4,1].")
+    if override.endswith("=???"):  # OmegaConf's marker for a missing value, which it would ignore
+        raise UserError(f"{override} is not a value. Leave the setting out for its default.")
 
 
 def has_old_setting_names(recipe_path: Path) -> bool:

@@ -40,6 +40,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.name or any(sign in self.name for sign in "/\\:") or self.name.startswith("."):
             raise UserError(f"name={self.name!r} is not a valid folder name. Use letters, digits, - and _.")
+        if self.weights is not None and not self.weights.strip():
+            raise UserError("weights is empty. Name the pretrained weights, or leave it out to train from scratch.")
         if self.train.patience and self.data.validation == 0:
             raise UserError("train.patience needs validation images, but data.validation=0 holds out none.")
         if self.weights is None and (self.train.tune != "full" or self.train.freeze):

@@ -26,7 +26,7 @@ class TrainConfig:
 
     objective: str = LABELLED_OBJECTIVE  # classify; without labels: the other names in recipe/choices.py
     epochs: int = 100  # number of epochs, each with data.passes_per_epoch passes over the training images
-    batch_size: int = 128  # images per optimizer step; the last, smaller batch of an epoch is dropped
+    batch_size: int = 128  # images per step; reduced if more than 5 % of the images would be left out of an epoch
     grad_accum_steps: int = 1  # gradient accumulation steps (less memory, same result)
     optimizer: str = "adamw"  # the names in recipe/choices.py
     lr: float = 1e-3  # peak learning rate of all optimizers but Muon; see also the notes in recipe/choices.py

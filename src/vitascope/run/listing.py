@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NULL_MEANINGS = {  # what null means, where it is not the default of the data
+    "data.labels": "none",
     "data.memory": "automatic",
     "model.init_values": "none",
     "train.distill": "none",
@@ -47,6 +48,8 @@ class RunSummary:
     val_accuracy: float | None  # last epoch
     test_accuracy: float | None  # first evaluation on the run's own test set
     uses_linear_probe: bool = False  # trained without labels: a linear probe measures val_accuracy
+    tune: str | None = None  # train.tune of a run that started from weights: full, head, lora; None: from scratch
+    freeze: int = 0  # train.freeze: number of frozen blocks
 
 
 def find_runs(runs_folder: Path) -> list[Run]:
@@ -78,6 +81,8 @@ def summarize_run(run: Run) -> RunSummary:
         val_accuracy=rows[-1].get("val_accuracy") if rows else None,
         test_accuracy=evaluations[0].result["accuracy"] if evaluations else None,
         uses_linear_probe=not recipe.train.uses_labels,
+        tune=recipe.train.tune if recipe.weights else None,
+        freeze=recipe.train.freeze,
     )
 
 
@@ -168,6 +173,7 @@ def flatten_comparable_settings(recipe: Recipe) -> dict[str, Any]:
     settings = flatten_sections(convert_recipe_to_dict(recipe))
     settings |= {key: list(value) for key, value in settings.items() if isinstance(value, tuple)}  # as in JSON
     settings["data.name"] = Path(settings["data.name"]).name
+    settings["data.labels"] = Path(settings["data.labels"]).name if settings["data.labels"] else None
     return {key: value for key, value in settings.items() if key not in MACHINE_SETTINGS}
 
 
@@ -209,7 +215,7 @@ def _find_overrides_of_builtin_recipe(base_recipe_name: str, recipe: Recipe) -> 
     base = read_recipe(base_recipe_name)
     data = replace(base.data, name=recipe.data.name)
     augment = complete_augmentation_for_objective(
-        base.data.augment, recipe.data.name, recipe.model.in_chans, base.train.objective
+        base.data.augment, recipe.data.name, recipe.model.in_chans, base.train.objective, recipe.model.image_shape
     )
     base = replace(base, data=replace(data, augment=augment))
     changes = {key: values[1] for key, values in find_differing_settings([base, recipe]).items()}

@@ -210,7 +210,11 @@ def _format_augmentation_clause(design: Design, cells: list[CombinationResults])
     for cell in cells:
         recipe = design.build_recipe(cell.settings, design.seeds[0])
         policy = complete_augmentation_for_objective(
-            recipe.data.augment, recipe.data.name, recipe.model.in_chans, recipe.train.objective
+            recipe.data.augment,
+            recipe.data.name,
+            recipe.model.in_chans,
+            recipe.train.objective,
+            recipe.model.image_shape,
         )
         augmented.append(bool(policy.active_settings))
     if not any(augmented):

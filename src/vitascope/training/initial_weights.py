@@ -73,6 +73,8 @@ def format_adaptation_report(report: AdaptationReport) -> str:
     lines = [f"Weights: {report.weights} (format: {report.library}), {report.kept} tensors unchanged"]
     if (report.image_before, report.patch_before) != (report.image_after, report.patch_after):
         lines.append(f"  {_describe_size_changes(report)}")
+    if report.grid_before != report.grid_after:
+        lines.append(f"  {_describe_token_grid(report)}")
     lines += [f"  {_describe_tensor_change(change, report)}" for change in report.resampled]
     if report.resampled:
         settings = [f"{name}={format_value_for_command_line(value)}" for name, value in report.settings.items()]
@@ -106,6 +108,16 @@ def _describe_size_changes(report: AdaptationReport) -> str:
     kept = "sizes" if len(own) > 1 else "size"
     return (
         f"{', '.join(texts)}, from the recipe and your settings. To keep the weights' own {kept}, add {' '.join(own)}."
+    )
+
+
+def _describe_token_grid(report: AdaptationReport) -> str:
+    """Compare tokens and FLOPs per image with the weights' own; a warning if there are more."""
+    start = "warning: " if report.tokens_after > report.tokens_before else ""
+    before, after = (_format_size_change(grid) for grid in (report.grid_before, report.grid_after))
+    return (
+        f"{start}{report.tokens_after:,} tokens per image ({after} patches) instead of the weights' "
+        f"{report.tokens_before:,} ({before}): {report.flops_after / report.flops_before:.2g} times the FLOPs."
     )
 
 
@@ -144,6 +156,7 @@ def read_first_stage_recipe(later_recipe: Recipe) -> Recipe:
     data = replace(
         first.data,
         name=later.name,
+        labels=later.labels,
         root=later.root,
         download=later.download,
         validation=later.validation,

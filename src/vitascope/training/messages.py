@@ -25,7 +25,7 @@ from vitascope.run.directory import Run
 from vitascope.training.loop import EpochRecord, StepProgress
 
 EMA_NOTE = "Validation uses the averaged weights (EMA)"
-MAX_LEFT_OUT_FRACTION = 0.05  # of the images of an epoch: more are reported
+MAX_LEFT_OUT_FRACTION = 0.05  # of the images of an epoch: if it would be more, the batch size is reduced
 
 
 def describe_image_file_conversion(file: Path, model: ModelConfig) -> str | None:
@@ -49,16 +49,39 @@ def describe_image_shape(shape: tuple[int, ...]) -> str:
     return f"{shape[1]}×{shape[2]} with {format_count(shape[0], 'channel')}"
 
 
-def describe_incomplete_batch(recipe: Recipe, num_images: int) -> str | None:
-    """Say how many training images each epoch leaves out; None if few, or if images are drawn with replacement."""
-    images = num_images * recipe.data.passes_per_epoch
-    batch_size = min(recipe.train.batch_size, num_images)
-    if recipe.data.balance == "sampling" or images % batch_size <= MAX_LEFT_OUT_FRACTION * images:
+def choose_batch_size(recipe: Recipe, num_images: int) -> int:
+    """Return train.batch_size, or the largest smaller one that leaves few images out of an epoch.
+
+    It is divisible by train.grad_accum_steps. If there is none, or if images are drawn with replacement, the batch size
+    is unchanged."""
+    train, num_epoch_images = recipe.train, num_images * recipe.data.passes_per_epoch
+    if recipe.data.balance == "sampling" or train.batch_size >= num_images:
+        return train.batch_size
+    sizes = range(train.batch_size, 0, -train.grad_accum_steps)
+    fitting = (size for size in sizes if num_epoch_images % size <= MAX_LEFT_OUT_FRACTION * num_epoch_images)
+    return next(fitting, train.batch_size)
+
+
+def describe_batch_size_change(recipe: Recipe, num_images: int) -> str | None:
+    """Say that the batch size is changed, or that images are left out of each epoch; None if neither is the case."""
+    num_epoch_images = num_images * recipe.data.passes_per_epoch
+    requested, chosen = recipe.train.batch_size, choose_batch_size(recipe, num_images)
+    used = min(requested, num_images)
+    num_left_out = num_epoch_images % used
+    left_out = f"{num_left_out:,} of {format_count(num_epoch_images, 'image')}"
+    if chosen != requested:
+        return (
+            f"train.batch_size: {requested} → {chosen}, because {requested} would leave {left_out} out of each epoch."
+        )
+    if requested > num_images:
+        return (
+            f"train.batch_size={requested} is larger than the training set: each step uses all "
+            f"{format_count(num_images, 'image')}."
+        )
+    if recipe.data.balance == "sampling" or num_left_out <= MAX_LEFT_OUT_FRACTION * num_epoch_images:
         return None
-    return (
-        f"train.batch_size={batch_size}: {format_count(images // batch_size, 'step')} per epoch; "
-        f"{images % batch_size:,} of {images:,} images are left out of each epoch."
-    )
+    steps = format_count(num_epoch_images // used, "step")
+    return f"train.batch_size={used}: {steps} per epoch; {left_out} are left out of each epoch."
 
 
 def describe_default_augmentation(recipe: Recipe, completed: AugmentConfig) -> str | None:
@@ -71,8 +94,10 @@ def describe_default_augmentation(recipe: Recipe, completed: AugmentConfig) -> s
     if base.data.name == recipe.data.name:
         return None
     with suppress(UserError):  # the requested settings may not be allowed for the recipe's own data
-        objective = recipe.train.objective
-        if complete_augmentation_for_objective(requested, base.data.name, base.model.in_chans, objective) == completed:
+        base_defaults = complete_augmentation_for_objective(
+            requested, base.data.name, base.model.in_chans, recipe.train.objective, base.model.image_shape
+        )
+        if base_defaults == completed:
             return None
     data_name = Path(recipe.data.name).name
     if requested == AugmentConfig():

@@ -28,10 +28,11 @@ from vitascope.training.initial_weights import (
     make_model_ref_absolute,
 )
 from vitascope.training.messages import (
+    choose_batch_size,
+    describe_batch_size_change,
     describe_default_augmentation,
     describe_image_file_conversion,
     describe_image_shape,
-    describe_incomplete_batch,
 )
 from vitascope.training.optim.build import set_train_mode_except_frozen, set_trainable_and_add_lora
 from vitascope.training.state import TrainState
@@ -50,8 +51,12 @@ def open_data_and_print_notes(recipe: Recipe, console: Console) -> TrainingData:
     """Open the data in the input size of the model. Print which files are skipped or converted."""
     model = recipe.model
     data = load_train_and_validation_data(recipe.data, model.image_shape, model.in_chans, recipe.train.seed)
+    for note in data.source.notes:
+        console.print(note, highlight=False, soft_wrap=True)
     if skipped := data.source.skipped_paths:
         console.print(f"Skipped: {describe_unreadable_files(skipped)}", highlight=False, soft_wrap=True)
+    if data.few_images_note:
+        console.print(f"Warning: {data.few_images_note}.", highlight=False, soft_wrap=True)
     if data.train.file_paths and (note := describe_image_file_conversion(Path(data.train.file_paths[0]), model)):
         console.print(note, highlight=False, soft_wrap=True)
     return data
@@ -84,7 +89,7 @@ def complete_recipe_from_data_and_print_changes(recipe: Recipe, data: TrainingDa
     """Complete the recipe: add the data set's augmentation policy, and set num_classes to match the data."""
     stored_shape = data.train.image_shape
     augment = complete_augmentation_for_objective(
-        recipe.data.augment, recipe.data.name, stored_shape[0], recipe.train.objective
+        recipe.data.augment, recipe.data.name, stored_shape[0], recipe.train.objective, stored_shape[1:]
     )
     if note := describe_default_augmentation(recipe, augment):
         console.print(note, highlight=False, soft_wrap=True)
@@ -98,14 +103,10 @@ def complete_recipe_from_data_and_print_changes(recipe: Recipe, data: TrainingDa
             f"The images have {format_count(stored_shape[0], 'channel')}, but model.in_chans={model_shape[0]}. "
             "Only 1 channel and 3 channels can be converted into each other."
         )
-    if recipe.train.batch_size > len(data.train):
-        console.print(
-            f"train.batch_size={recipe.train.batch_size} is larger than the training set: each step uses all "
-            f"{len(data.train):,} images.",
-            highlight=False,
-        )
-    if note := describe_incomplete_batch(recipe, len(data.train)):
+    if note := describe_batch_size_change(recipe, len(data.train)):
         console.print(note, highlight=False, soft_wrap=True)
+    batch_size = choose_batch_size(recipe, len(data.train))
+    recipe = replace(recipe, train=replace(recipe.train, batch_size=batch_size))
     if stored_shape != model_shape:
         before, after = describe_image_shape(stored_shape), describe_image_shape(model_shape)
         console.print(f"Images are converted from {before} to {after}, the input size of the model.")

@@ -4,7 +4,8 @@ A folder that fits into memory (`data.memory`) is decoded once, a larger one whe
 """
 
 import os
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -57,22 +58,47 @@ def open_image_folder(
     classes = sorted(entry.name for entry in _list_class_folders(folders["train"]))
     if len(classes) < min_classes:
         required = "at least two class folders" if min_classes == 2 else "at least one class folder"
-        raise UserError(f"{folders['train']} needs {required}; it has {', '.join(classes) or 'none'}.")
+        hint = _suggest_inner_folder(folders["train"]) if classes else " If a table has the classes, set data.labels."
+        raise UserError(f"{folders['train']} needs {required}; it has {', '.join(classes) or 'none'}.{hint}")
     for split, folder in folders.items():
         _check_class_folders(folder, split, classes)
+    image_format = make_image_format(num_channels, image_size)
+
+    def list_split(split: SplitName) -> LabelledFiles:
+        return _list_files_of_class_folders(folders[split], classes)
+
+    reader = ImageFolderReader(list_split, classes, image_format, config)
+    return DataSource(path.resolve().name, classes, reader.load_split, tuple(folders), reader.skipped_paths)
+
+
+def make_image_format(num_channels: int, image_size: ImageSize) -> ImageFormat:
+    """Return the format in which image files are decoded. Reject numbers of channels that they cannot have."""
     if num_channels not in (1, 3):
         raise UserError(
             f"model.in_chans={num_channels} is not possible for image files. Choose 1 (grayscale) or 3 (RGB)."
         )
-    reader = ImageFolderReader(folders, classes, ImageFormat(num_channels, *image_size), config)
-    return DataSource(path.resolve().name, classes, reader.load_split, tuple(folders), reader.skipped_paths)
+    return ImageFormat(num_channels, *image_size)
+
+
+class LabelledFiles(NamedTuple):
+    """The files of a split below a folder, and their class indices."""
+
+    folder: Path
+    files: list[ListedFile]
+    labels: Labels
+
+
+def _list_files_of_class_folders(folder: Path, class_names: list[str]) -> LabelledFiles:
+    listed = [list_image_files(folder / name) for name in class_names]
+    labels = torch.repeat_interleave(torch.tensor([len(files_of_class) for files_of_class in listed]))
+    return LabelledFiles(folder, [file for files_of_class in listed for file in files_of_class], labels)
 
 
 @dataclass(frozen=True)
 class ImageFolderReader:
     """Read the splits of an image folder. Images that cannot be read are added to `skipped_paths`."""
 
-    split_folders: dict[SplitName, Path]
+    list_split: Callable[[SplitName], LabelledFiles]
     class_names: list[str]
     image_format: ImageFormat
     config: DataConfig
@@ -80,10 +106,7 @@ class ImageFolderReader:
 
     def load_split(self, split_name: SplitName) -> Dataset:
         """Read all images of a split, or only find out which can be read if they do not fit into memory."""
-        folder = self.split_folders[split_name]
-        listed = [list_image_files(folder / name) for name in self.class_names]
-        files = [file for files_of_class in listed for file in files_of_class]
-        labels = torch.repeat_interleave(torch.tensor([len(files_of_class) for files_of_class in listed]))
+        folder, files, labels = self.list_split(split_name)
         paths, sizes = [file.path for file in files], [file.num_bytes for file in files]
         image_files = ImageFiles(paths, sizes, str(folder), self.config.fingerprint == "contents")
         if fits_into_memory(len(files), self.image_format, self.config.memory):
@@ -97,7 +120,8 @@ class ImageFolderReader:
             selected_files = image_files.select(readable.tolist())
             dataset = FolderDataset(selected_files, labels[readable], self.class_names, self.image_format)
             dataset.histogram = scan.histogram
-        _check_no_empty_class(folder, self.class_names, dataset.labels)
+        if not (self.config.labels and split_name != "train"):  # a table may have no test images of a class
+            _check_no_empty_class(folder, self.class_names, dataset.labels)
         return dataset
 
     def _record_unreadable_and_get_readable_indices(self, paths: list[str], unreadable: UnreadableByIndex) -> Tensor:
@@ -158,6 +182,24 @@ def _find_split_folder(path: Path, folder_names: tuple[str, ...]) -> Path | None
     return next((folder for folder in folders if any(_list_class_folders(folder))), None)
 
 
+def _suggest_inner_folder(path: Path) -> str:
+    """Suggest the folder with the class folders if it is wrapped in others, as in photos/photos/CLASS; else nothing."""
+    inner, train_folder = path, None
+    while len(subfolders := sorted(_list_class_folders(train_folder or inner))) == 1 and train_folder is None:
+        if any(map(Path.is_file, subfolders[0].iterdir())):
+            return ""
+        inner = subfolders[0]
+        train_folder = _find_split_folder(inner, SPLIT_FOLDER_NAMES["train"])
+    if inner == path or len(subfolders) < 2:
+        return ""
+    names = ", ".join(folder.name for folder in subfolders[:3]) + (", …" if len(subfolders) > 3 else "")
+    level, name = format_count(len(inner.parts) - len(path.parts), "level"), shlex.quote(str(inner))
+    return (
+        f" The class folders ({names}) are {level} down: use data.name={name}, and see what is there with: "
+        f"vitascope data describe {name}"
+    )
+
+
 def _list_class_folders(path: Path) -> Iterator[Path]:
     return (entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith((".", "__")))
 
@@ -200,5 +242,5 @@ def _check_no_empty_class(split_folder: Path, class_names: list[str], labels: La
     empty = [name for name, count in zip(class_names, counts, strict=True) if not count]
     if empty:
         raise UserError(
-            f"{split_folder} has no readable image for {', '.join(empty[:5])}. Add images or remove the class folder."
+            f"{split_folder} has no readable image for {', '.join(empty[:5])}. Add images or remove the class."
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from vitascope.data.config import AugmentConfig
+from vitascope.data.config import NO_CROP, AugmentConfig
 from vitascope.data.dataset import Labels, UInt8Images
 from vitascope.data.sampling import RandomDraws
 from vitascope.errors import UserError
@@ -64,10 +64,11 @@ class SelfSupervised(Objective):
 
     @classmethod
     def make_default_augmentation(cls, dataset_policy: AugmentConfig, num_channels: int) -> AugmentConfig:
-        """Return the policy without mixing and erasing; for photos also without shifts and changes of colour."""
-        dataset_policy = replace(dataset_policy, mixup=0.0, cutmix=0.0, erase=0.0, randaugment=0)
+        """Return the policy without mixing and erasing; for photos also without shifts, crops and changes of colour."""
+        policy = replace(dataset_policy, mixup=0.0, cutmix=0.0, erase=0.0, randaugment=0)
         photo_settings = {"shift": 0, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0}
-        return replace(dataset_policy, **photo_settings) if num_channels == 3 else dataset_policy
+        policy = replace(policy, crop_scale=NO_CROP)
+        return replace(policy, **photo_settings) if num_channels == 3 else policy
 
     def validate(self, epoch: int) -> ValidationMetrics:
         return self.feature_evaluator.evaluate_features_and_set_probe_heads(epoch)

@@ -64,7 +64,7 @@ def test_a_record_is_complete_and_agrees_with_the_runs(pair, tmp_path) -> None:
     model = vitascope.load(pair[0])
     assert said["params"] == sum(weight.numel() for weight in model.model.parameters())
     assert said["images_seen"] == 896 and said["training_images"] == 898 and said["openings"] == [1, 1]
-    assert said["test_accuracy"][0] == model.evaluate(robust=False).accuracy
+    assert said["test_accuracy"][0] == model.evaluate().accuracy
     assert "root" not in json.dumps(said["settings"]) and str(pair[0].path.parent) not in path.read_text()
     assert read_record(path) == record
     again = evaluate_and_make_record(pair, "tiny")

@@ -162,3 +162,39 @@ def draw_corruption_curves(curves: dict[str, CorruptionCurve], chance_accuracy: 
         set_labels(panel, name, unit, "accuracy in %" if panel is panels[0] else "")
     add_caption(figure, caption_text)
     return figure
+
+
+class CoveragePoint(NamedTuple):
+    """The answered images at one threshold, of which there is at least one."""
+
+    threshold: float
+    coverage: float  # fraction of all images
+    accuracy: float
+    interval: tuple[float, float]
+
+
+def draw_coverage_curve(
+    points: Sequence[CoveragePoint],
+    marked_thresholds: Sequence[float],
+    suggested_threshold: float | None,
+    caption_text: str,
+) -> Figure:
+    """Draw accuracy against coverage; the marked thresholds are written beside their points."""
+    figure, (panel,) = create_figure(1, width=6.4, height=4.6)
+    coverage = [100 * point.coverage for point in points]
+    low, high = ([100 * point.interval[end] for point in points] for end in (0, 1))
+    panel.fill_between(coverage, low, high, color=COLOURS[0], alpha=0.2, linewidth=0)
+    panel.plot(coverage, [100 * point.accuracy for point in points], color=COLOURS[0])
+    for point in points:
+        if point.threshold in marked_thresholds:
+            is_suggested = point.threshold == suggested_threshold
+            position = (100 * point.coverage, 100 * point.accuracy)
+            panel.plot(*position, "o", color=COLOURS[1 if is_suggested else 0], markersize=8 if is_suggested else 5)
+            label = f"{point.threshold:g}" + (" (suggested)" if is_suggested else "")
+            panel.annotate(label, position, (0, 8), textcoords="offset points", ha="center", fontsize=8)
+    panel.set_xlim(0, 103)
+    panel.margins(y=0.12)
+    panel.grid(alpha=0.25)
+    set_labels(panel, "accuracy of the answered images", "answered images in %", "accuracy among them in %")
+    add_caption(figure, caption_text)
+    return figure

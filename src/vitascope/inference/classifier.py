@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from vitascope.data.dataset import Dataset, UInt8Images
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.draw.html import make_html_table
 from vitascope.errors import UserError, format_count
 from vitascope.inference.fast import FastInference
 from vitascope.inference.hardware import disable_tf32_for_float32, make_float32_inference_hardware
@@ -22,14 +21,15 @@ from vitascope.inference.prediction import (
     Predictions,
     StoredShape,
     build_predictions,
+    check_threshold_and_temperature,
     load_or_convert_input_images,
 )
 from vitascope.inference.scoring import average_logits_over_views, check_views_match_training, compute_outputs
-from vitascope.model.anatomy import count_parameters
 from vitascope.model.config import ModelConfig
 from vitascope.model.replay import Replay, replay
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import ExternalWeightsRun, Run
+from vitascope.run.temperature import RunTemperature, read_run_temperature
 from vitascope.shapes import AttentionMaps, Features, Images, Logits, Tokens
 from vitascope.weights.model_info import ModelInfo
 
@@ -112,14 +112,39 @@ class Classifier:
         network = cast(Any, self.model)  # of timm
         return network.forward_head(network.forward_features(images), pre_logits=True)
 
-    def predict(self, images: ImagesInput, *, views: Literal[1, 2, 6, 10] = 1) -> Predictions:
+    def preprocess(self, images: ImagesInput) -> Images:
+        """Return the network's input for images as in `predict`, on its device: `model(model.preprocess("a.jpg"))`."""
+        loaded = load_or_convert_input_images(images, self.stored_shape)
+        return self.preprocessing(loaded.images.to(self.device))
+
+    def read_temperature(self, views: int = 1) -> RunTemperature | None:
+        """Return the temperature that `evaluate` fitted on the run's validation images; None if there is none."""
+        return read_run_temperature(self.run, self.weights_label, views)
+
+    def predict(
+        self,
+        images: ImagesInput,
+        *,
+        views: Literal[1, 2, 6, 10] = 1,
+        threshold: float = 0.0,
+        temperature: float | None = None,
+    ) -> Predictions:
         """Predict one or many images: paths, Pillow images, arrays (channels last) or tensors (channels first).
 
-        `views`: 1, 2 (with the mirror image), 6 or 10 (also shifted by one pixel); their logits are averaged."""
+        `views`: 1, 2 (with the mirror image), 6 or 10 (also shifted by one pixel); their logits are averaged.
+        `threshold`: predictions with a smaller probability are unsure.
+        `temperature`: the logits are divided by it; None: the run's own, as returned by `read_temperature`."""
+        check_threshold_and_temperature(threshold, temperature)
         if views != 1:
             check_views_match_training(self.run.recipe, views)
         loaded = load_or_convert_input_images(images, self.stored_shape)
-        return build_predictions(self.compute_logits_of_stored_images(loaded.images, views=views), loaded, self.classes)
+        logits = self.compute_logits_of_stored_images(loaded.images, views=views)
+        temperature = temperature or self._read_temperature_value(views)
+        return build_predictions(logits, loaded, self.classes, temperature=temperature, threshold=threshold)
+
+    def _read_temperature_value(self, views: int = 1) -> float:
+        run_temperature = self.read_temperature(views)
+        return run_temperature.value if run_temperature else 1.0
 
     def features(self, images: ImagesInput) -> Features:
         """Return the pooled feature vector of each image, i.e. the classifier's input. `images`: as in `predict`."""
@@ -152,7 +177,9 @@ class Classifier:
             return PredictionsWithFeatures(None, features)
         with torch.no_grad():
             logits = self._head(features.to(self.device)).cpu()
-        return PredictionsWithFeatures(build_predictions(logits, loaded_images, self.classes), features)
+        temperature = self._read_temperature_value()
+        predictions = build_predictions(logits, loaded_images, self.classes, temperature=temperature)
+        return PredictionsWithFeatures(predictions, features)
 
     def compute_features_of_stored_images(self, stored_images: UInt8Images | Dataset) -> Features:
         """Return the features of stored images, in float32 on the CPU."""
@@ -207,16 +234,28 @@ class Classifier:
         raise UserError(f"There is no class '{class_name_or_index}'. Classes: {some_classes}")
 
     def evaluate(
-        self, split: str | None = None, *, data: str | None = None, views: int = 1, robust: bool = True
+        self,
+        split: str | None = None,
+        *,
+        data: str | None = None,
+        views: int = 1,
+        robustness: bool = False,
+        target_error: float = 0.02,
+        robust: bool | None = None,
     ) -> "Evaluation":
         """Evaluate on the test images, or on another split or other data. Each use of test images is logged in the run.
 
         `views`: as in `predict`.
-        `robust=False` skips the corruption tests, which take most of the time.
-        """
+        `robustness`: also measure the accuracy on corrupted images, which takes most of the time.
+        `target_error`: the error rate for which `coverage.suggestion` is the lowest threshold of `predict`.
+        `robust`: the old name of `robustness`; it is rejected."""
         from vitascope.evaluation.evaluate import evaluate_and_log_test_use
 
-        return evaluate_and_log_test_use(self, split=split, data=data, views=views, robust=robust)
+        if robust is not None:
+            raise UserError("robust was renamed to robustness, and its default is now False: omit it, or write …=True.")
+        return evaluate_and_log_test_use(
+            self, split=split, data=data, views=views, robustness=robustness, target_error=target_error
+        )
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, library: str = "vitascope") -> Path:
         """Save config.json, model.safetensors and a model card in a folder.
@@ -245,21 +284,6 @@ class Classifier:
         return f"Classifier({self.name}, {len(self.classes)} classes, {self.device})"
 
     def _repr_html_(self) -> str:
-        epoch = f"{self.run.path}, {self.weights_label.split(',')[0]} epoch"
-        rows, size = [["run", epoch] if self.is_run else ["weights", self.name]], self.preprocessing.size
-        rows += [["image", f"{len(self.preprocessing.mean)} × {size[0]} × {size[1]}"], *self._list_network_table_rows()]
-        rows += [
-            ["inference", self.fast.description if self.fast else "float32"],
-            ["classes", ", ".join(self.classes[:12]) + (" …" if len(self.classes) > 12 else "")],
-        ]
-        return make_html_table(["property", "value"], rows)
+        from vitascope.inference.classifier_table import make_classifier_html_table
 
-    def _list_network_table_rows(self) -> list[list[str]]:
-        if not isinstance(self.model, VisionTransformer):
-            return [["network", f"timm's {type(self.model).__name__}"]]
-        config, reduction = self.config, self.token_reduction_description
-        return [
-            ["tokens", f"{config.num_tokens}{f', {reduction}' if reduction else ''}"],
-            ["blocks", f"{config.depth}, width {config.embed_dim}, {config.num_heads} heads"],
-            ["parameters", f"{count_parameters(config):,}"],
-        ]
+        return make_classifier_html_table(self)

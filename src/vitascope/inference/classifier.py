@@ -5,7 +5,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from vitascope.inference.fast import FastInference
 from vitascope.inference.hardware import disable_tf32_for_float32, make_float32_inference_hardware
 from vitascope.inference.prediction import (
     ImagesInput,
-    LoadedImages,
     Predictions,
     StoredShape,
     build_predictions,
@@ -30,18 +29,15 @@ from vitascope.model.replay import Replay, replay
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import ExternalWeightsRun, Run
 from vitascope.run.temperature import RunTemperature, read_run_temperature
-from vitascope.shapes import AttentionMaps, Features, Images, Logits, Tokens
+from vitascope.shapes import AttentionMaps, Features, Images, Logits, PatchHeatmap, Tokens
 from vitascope.weights.model_info import ModelInfo
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from vitascope.evaluation.report import Evaluation
 
 REPLAY_BATCH_SIZE = 32  # images whose attention maps are computed at once
-
-
-class PredictionsWithFeatures(NamedTuple):
-    predictions: Predictions | None  # None: the model has no classifier
-    features: Features
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,7 +96,8 @@ class Classifier:
         return self.model(images)
 
     @property
-    def _head(self) -> nn.Module:
+    def head(self) -> nn.Module:
+        """The layer that computes the logits from the features."""
         return self.model.head if isinstance(self.model, VisionTransformer) else cast(Any, self.model).get_classifier()
 
     def compute_pooled_features(self, images: Tensor) -> Features:
@@ -139,12 +136,9 @@ class Classifier:
             check_views_match_training(self.run.recipe, views)
         loaded = load_or_convert_input_images(images, self.stored_shape)
         logits = self.compute_logits_of_stored_images(loaded.images, views=views)
-        temperature = temperature or self._read_temperature_value(views)
-        return build_predictions(logits, loaded, self.classes, temperature=temperature, threshold=threshold)
-
-    def _read_temperature_value(self, views: int = 1) -> float:
         run_temperature = self.read_temperature(views)
-        return run_temperature.value if run_temperature else 1.0
+        temperature = temperature or (run_temperature.value if run_temperature else 1.0)
+        return build_predictions(logits, loaded, self.classes, temperature=temperature, threshold=threshold)
 
     def features(self, images: ImagesInput) -> Features:
         """Return the pooled feature vector of each image, i.e. the classifier's input. `images`: as in `predict`."""
@@ -164,22 +158,36 @@ class Classifier:
         parts = [part.spread_hidden_states_over_all_tokens() for part in self._replay_batches(images)]
         return [torch.cat(states).cpu() for states in zip(*parts, strict=True)]
 
+    def explain(
+        self, images: ImagesInput, method: str = "relevance", *, target: str | int | None = None
+    ) -> PatchHeatmap:
+        """Return the importance of each patch for a class, by default the predicted one: batch × row × column.
+
+        `images`: as in `predict`. `method`: a name in `vitascope.explain.METHODS`. `target`: a class name or index."""
+        from vitascope.explain.methods import explain_predictions
+
+        return explain_predictions(self, images, method, target)
+
+    def plot_attention(
+        self,
+        image: ImagesInput,
+        *,
+        blocks: list[int] | None = None,
+        heads: list[int] | None = None,
+        query: tuple[int, int] | None = None,
+    ) -> "Figure":
+        """Draw the attention maps of one image: a row per block and a column per head, counted from 1.
+
+        `query`: row and column of the query patch, counted from 1; None: what the classifier reads."""
+        from vitascope.explain.attention_figure import draw_attention_of_one_image
+
+        return draw_attention_of_one_image(self, image, blocks, heads, query)
+
     @torch.no_grad()
     def _replay_batches(self, images: ImagesInput) -> list[Replay]:
         batches = load_or_convert_input_images(images, self.stored_shape).images.split(REPLAY_BATCH_SIZE)
         with disable_tf32_for_float32(make_float32_inference_hardware(self.model)):
             return [replay(self.model, self.preprocessing(batch.to(self.device))) for batch in batches]
-
-    def predict_with_features(self, loaded_images: LoadedImages) -> PredictionsWithFeatures:
-        """Return predictions and features from one forward pass; predictions are None without a classifier."""
-        features = self.compute_features_of_stored_images(loaded_images.images)
-        if not self.classes:
-            return PredictionsWithFeatures(None, features)
-        with torch.no_grad():
-            logits = self._head(features.to(self.device)).cpu()
-        temperature = self._read_temperature_value()
-        predictions = build_predictions(logits, loaded_images, self.classes, temperature=temperature)
-        return PredictionsWithFeatures(predictions, features)
 
     def compute_features_of_stored_images(self, stored_images: UInt8Images | Dataset) -> Features:
         """Return the features of stored images, in float32 on the CPU."""

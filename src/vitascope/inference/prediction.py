@@ -132,7 +132,7 @@ def _read_explanation_figure_names(explanations_path: Path) -> list[str]:
 
 def _convert_array_to_channels_first(array: np.ndarray, stored_shape: StoredShape) -> Tensor:
     """Convert an array with channels last (rows × columns × 1 to 4), or a batch, to a tensor with channels first."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    tensor = torch.from_numpy(np.require(array, requirements=("C_CONTIGUOUS", "WRITEABLE")))  # copied only if needed
     if tensor.ndim == 2:
         return tensor[None]
     if tensor.ndim == 3 and tensor.shape[-1] <= 4:

@@ -104,7 +104,8 @@ def _show_progress_on_stderr(*, has_corruption_tests: bool) -> "Iterator[Progres
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn())
     hint = "; --quick skips the corruption tests" if has_corruption_tests else ""
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"Evaluating. On a CPU this can take minutes{hint} …", total=None)
 
         def report_progress(description: str, fraction: float) -> None:

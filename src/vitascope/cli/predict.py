@@ -88,7 +88,8 @@ def _list_inference_notes(model: "Classifier", views: int, temperature_option: f
     run_temperature = model.read_temperature(views)
     if temperature_option is not None or not model.is_run:
         return notes
-    if run_temperature is None and model.run.recipe.data.validation > 0:
+    rows = model.run.metrics
+    if run_temperature is None and rows and "val_accuracy" in rows[-1]:  # it has validation images
         options = " --split val" + (f" --views {views}" if views > 1 else "")
         command = f"vitascope evaluate {model.name}{options}"
         return [*notes, f"The probabilities are not calibrated. To fit a temperature for predict: {command}"]

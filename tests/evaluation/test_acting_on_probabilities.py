@@ -208,6 +208,12 @@ def test_predict_tells_how_to_calibrate_and_then_that_it_is_calibrated(vitascope
     assert [item["class"] for item in told[0]] == [item["class"] for item in told[1]]
     assert {item["temperature"] for item in told[1]} == {package.open_model(photos).read_temperature().value}
     assert vitascope("predict", "runs/digits", "photos", "--temperature", "0").code == 2
+    for command in (("embed", "runs/digits", "photos", "--out", "f.npz"), ("similar", "runs/digits", "photos/0.png")):
+        assert "Note: Logits are divided by the run's temperature" in vitascope(*command).err
+    easy = vitascope("evaluate", "runs/digits", "--split", "val", "--quick", "--target-error", "0.99").out
+    assert "no threshold is needed, chosen on the 90 validation images: 100.0% answered" in easy
+    impossible = vitascope("evaluate", "runs/digits", "--split", "val", "--quick", "--target-error", "0").out
+    assert "No threshold gives an error rate of at most 0 % on the 90 validation images" in impossible
 
 
 def test_unsure_predictions_are_marked_in_text_json_and_csv(vitascope, photos) -> None:

@@ -110,6 +110,8 @@ def test_an_explanation_is_of_the_class_that_is_asked_for(tmp_path) -> None:
     ):
         with pytest.raises(UserError, match=sentence):
             classifier.explain(path, **options)
+    with pytest.raises(UserError, match="has no classifier, so it has no predictions to explain"):
+        replace(classifier, classes=[]).explain(path)
 
 
 def test_attention_is_drawn_from_a_path(tmp_path) -> None:

@@ -265,7 +265,8 @@ def _describe_suggested_threshold(evaluation: "Evaluation") -> str:
     target = f"an error rate of at most {100 * suggestion.target_error:g} %"
     if suggestion.row is None:
         return f"No threshold gives {target} on the {chosen_on}."
-    text = f"For {target}: --threshold {suggestion.row.threshold:g}, chosen on the {chosen_on}: "
+    option = f"--threshold {suggestion.row.threshold:g}" if suggestion.row.threshold else "no threshold is needed"
+    text = f"For {target}: {option}, chosen on the {chosen_on}: "
     text += _format_coverage_and_error(suggestion.row)
     on_evaluated = coverage.row_at_suggested_threshold
     if is_other_split and on_evaluated:

@@ -85,17 +85,21 @@ def predict(
 def _list_inference_notes(model: "Classifier", views: int, temperature_option: float | None) -> list[str]:
     """Return how the model is made faster, and which temperature scales the probabilities, or how to get one."""
     notes = [f"--fast: {model.fast.description}."] if model.fast else []
-    run_temperature = model.read_temperature(views)
     if temperature_option is not None or not model.is_run:
         return notes
     rows = model.run.metrics
-    if run_temperature is None and rows and "val_accuracy" in rows[-1]:  # it has validation images
+    if model.read_temperature(views) is None and rows and "val_accuracy" in rows[-1]:  # it has validation images
         options = " --split val" + (f" --views {views}" if views > 1 else "")
         command = f"vitascope evaluate {model.name}{options}"
         return [*notes, f"The probabilities are not calibrated. To fit a temperature for predict: {command}"]
-    if run_temperature is not None and run_temperature.value != 1:
-        return [*notes, f"Logits are divided by the run's {run_temperature.description}. --temperature 1 omits this."]
-    return notes
+    return [*notes, *(f"{note} --temperature 1 omits this." for note in _list_temperature_notes(model, views))]
+
+
+def _list_temperature_notes(model: "Classifier", views: int = 1) -> list[str]:
+    temperature = model.read_temperature(views)
+    if temperature is None or temperature.value == 1:
+        return []
+    return [f"Logits are divided by the run's {temperature.description}."]
 
 
 def _print_csv(predictions: "Predictions", top_k: int) -> None:
@@ -134,10 +138,10 @@ def embed(
     from vitascope.evaluation import embedding
 
     embedding.check_feature_file_suffix(out)
-    features = embedding.compute_features_of_image_files(
-        open_model_and_print_notes_to_stderr(run, device="auto"), folder
-    )
+    model = open_model_and_print_notes_to_stderr(run, device="auto")
+    features = embedding.compute_features_of_image_files(model, folder)
     features.save(out)
+    print_notes_to_stderr(_list_temperature_notes(model))
     print_unreadable_files(features.unreadable_files)
     print(f"{len(features.files):,} images × {features.features.shape[1]} features: {out}")
 
@@ -159,6 +163,7 @@ def find_and_draw_similar_images(
     check_figure_suffix(out)
     model = open_model_and_print_notes_to_stderr(run, device="auto")
     similar = embedding.find_similar_images(model, image, among, count)
+    print_notes_to_stderr(_list_temperature_notes(model))
     print_unreadable_files(similar.unreadable_files)
     print(f"{'Run' if model.is_run else 'Model'}: {model.name}")
     labels = [name + SAME * same for name, same in zip(similar.labels, similar.identical, strict=True)]

@@ -121,6 +121,8 @@ def explain_predictions(
 ) -> PatchHeatmap:
     """Explain the predictions of images that are given as in `predict`; the result is on the CPU."""
     method = METHODS[find_method_key(method_name)]
+    if not classifier.classes:
+        raise UserError("The model has no classifier, so it has no predictions to explain. Add one with `train`.")
     class_index = classifier.find_class_index(target) if isinstance(target, str) else target
     with disable_tf32_for_float32(make_float32_inference_hardware(classifier.model)):
         return torch.cat(

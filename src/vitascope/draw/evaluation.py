@@ -191,10 +191,8 @@ def draw_coverage_curve(
     panel.plot(coverage, accuracy, color=COLOURS[0])
     panel.margins(x=0.06, y=0.12)
     marked = [point for point in points if point.threshold in marked_thresholds]
-    panel.plot(
-        [100 * point.coverage for point in marked], [100 * point.accuracy for point in marked], "o", markersize=5
-    )
     for point in marked:
+        panel.plot(100 * point.coverage, 100 * point.accuracy, "o", color=COLOURS[0], markersize=5)
         if point.threshold == suggested_threshold:
             label, position = f"suggested threshold {point.threshold:g}", (100 * point.coverage, 100 * point.accuracy)
             panel.plot(*position, "o", color=COLOURS[1], markersize=9, label=label)

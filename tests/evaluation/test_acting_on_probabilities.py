@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import vitascope as package
 from tests.training.tiny import TINY, shared_run, tiny_run
 from vitascope import UserError
+from vitascope.cli.evaluate import _describe_suggested_threshold
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.evaluation.coverage import TABLE_THRESHOLDS, THRESHOLDS, compute_coverage_rows, find_lowest_threshold
 from vitascope.evaluation.embedding import predict_with_features
@@ -181,10 +182,9 @@ def test_impossible_thresholds_and_temperatures_are_refused(tmp_path, options, s
 
 
 @pytest.fixture
-def photos(tmp_path, monkeypatch):
+def photos(run, tmp_path, monkeypatch):
     """A run in runs/ and five images in photos/."""
     monkeypatch.chdir(tmp_path)
-    run = shared_run(tmp_path / "runs", **{"train.epochs": 1})
     (tmp_path / "photos").mkdir()
     for index, image in enumerate(IMAGES[:5]):
         Image.fromarray(image[0].numpy()).resize((40, 30)).save(tmp_path / "photos" / f"{index}.png")
@@ -212,8 +212,12 @@ def test_predict_tells_how_to_calibrate_and_then_that_it_is_calibrated(vitascope
         assert "Note: Logits are divided by the run's temperature" in vitascope(*command).err
     easy = vitascope("evaluate", "runs/digits", "--split", "val", "--quick", "--target-error", "0.99").out
     assert "no threshold is needed, chosen on the 90 validation images: 100.0% answered" in easy
-    impossible = vitascope("evaluate", "runs/digits", "--split", "val", "--quick", "--target-error", "0").out
-    assert "No threshold gives an error rate of at most 0 % on the 90 validation images" in impossible
+    evaluation = package.open_model(photos).evaluate("val")
+    suggestion = replace(evaluation.coverage.suggestion, row=None)
+    unreachable = replace(evaluation, coverage=replace(evaluation.coverage, suggestion=suggestion))
+    assert _describe_suggested_threshold(unreachable) == (
+        "No threshold gives an error rate of at most 2 % on the 90 validation images."
+    )
 
 
 def test_unsure_predictions_are_marked_in_text_json_and_csv(vitascope, photos) -> None:
@@ -263,7 +267,8 @@ def test_predict_fast_says_how_it_is_fast_and_gives_the_same_classes(vitascope, 
     assert "Note: --fast: bfloat16: matrix products 2.0 times as fast as float32" in answer.err
     plain = json.loads(vitascope("predict", "runs/digits", "photos", "--json").out)
     for item, expected in zip(json.loads(answer.out), plain, strict=True):
-        assert item["probability"] == pytest.approx(expected["probability"], abs=0.02) != expected["probability"]
+        assert item["probability"] == pytest.approx(expected["probability"], abs=0.02)
+        assert item["class"] == expected["class"] and item["probability"] != expected["probability"], "in bfloat16"
 
 
 def test_corruption_tests_report_their_progress_up_to_the_end(tmp_path) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import vitascope as package
 from tests.training.tiny import TINY, shared_run, tiny_run
 from vitascope import UserError
-from vitascope.cli.evaluate import _describe_suggested_threshold
+from vitascope.cli.coverage import describe_suggested_threshold
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.evaluation.coverage import TABLE_THRESHOLDS, THRESHOLDS, compute_coverage_rows, find_lowest_threshold
 from vitascope.evaluation.embedding import predict_with_features
@@ -211,11 +211,11 @@ def test_predict_tells_how_to_calibrate_and_then_that_it_is_calibrated(vitascope
     for command in (("embed", "runs/digits", "photos", "--out", "f.npz"), ("similar", "runs/digits", "photos/0.png")):
         assert "Note: Logits are divided by the run's temperature" in vitascope(*command).err
     easy = vitascope("evaluate", "runs/digits", "--split", "val", "--quick", "--target-error", "0.99").out
-    assert "no threshold is needed, chosen on the 90 validation images: 100.0% answered" in easy
+    assert "no threshold is needed, chosen on the 90 validation images: 100.0 % answered" in easy
     evaluation = package.open_model(photos).evaluate("val")
     suggestion = replace(evaluation.coverage.suggestion, row=None)
     unreachable = replace(evaluation, coverage=replace(evaluation.coverage, suggestion=suggestion))
-    assert _describe_suggested_threshold(unreachable) == (
+    assert describe_suggested_threshold(unreachable) == (
         "No threshold gives an error rate of at most 2 % on the 90 validation images."
     )
 

@@ -19,11 +19,9 @@ from vitascope.cli.console import (
 from vitascope.number_format import format_percent
 
 if TYPE_CHECKING:
-    from vitascope.evaluation.coverage import CoverageRow
     from vitascope.evaluation.report import Evaluation
     from vitascope.evaluation.robustness import ProgressReporter, RobustnessCurve
     from vitascope.inference.classifier import Classifier
-    from vitascope.run.temperature import RunTemperature
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or runs/RECIPE for its newest run.")]
 ModelRef = Annotated[str, typer.Argument(metavar="RUN", help="A run, timm:NAME or a weights file.")]
@@ -39,6 +37,9 @@ ViewsOption = Annotated[
 ]
 MergeTokensOption = Annotated[int | None, typer.Option(help="Token merging: merge this many tokens in each block.")]
 DropTokensOption = Annotated[int | None, typer.Option(help="Token dropping: drop this many tokens in each block.")]
+TargetErrorOption = Annotated[
+    float, typer.Option(help="Suggest the lowest predict --threshold with at most this error rate.")
+]
 MAX_TABLE_CLASSES = 30
 
 
@@ -53,9 +54,7 @@ def evaluate(
     quick: Annotated[bool, typer.Option("--quick", help="Skip the corruption tests.")] = False,
     merge_tokens: MergeTokensOption = None,
     drop_tokens: DropTokensOption = None,
-    target_error: Annotated[
-        float, typer.Option(help="Suggest the lowest predict --threshold with at most this error rate.")
-    ] = 0.02,
+    target_error: TargetErrorOption = 0.02,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Measure accuracy, per-class scores, calibration and robustness to corruptions. Suggest a threshold for predict.
@@ -71,26 +70,15 @@ def evaluate(
     reduction = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
     model = open_model_and_print_notes_to_stderr(run, best=best, device="auto", **reduction)
     check_views_option_matches_training(model, views)
+    options = {"split": split, "data": data, "views": views, "robustness": not quick, "target_error": target_error}
     with _show_progress_on_stderr(has_corruption_tests=not quick) as report_progress:
-        evaluation = evaluate_and_log_test_use(
-            model,
-            split=split,
-            data=data,
-            views=views,
-            robustness=not quick,
-            target_error=target_error,
-            report_progress=report_progress,
-        )
+        evaluation = evaluate_and_log_test_use(model, **options, report_progress=report_progress)
     print_unreadable_files(evaluation.eval_data.unreadable_files)
     if as_json:
         print(json.dumps(evaluation.as_dict()))
     else:
         print(describe_run_or_model(model))
-        if evaluation.eval_data.label_note:
-            print(evaluation.eval_data.label_note)
-        print_evaluation_summary(evaluation)
-        _print_class_and_corruption_tables(evaluation)
-        _print_coverage_table_and_threshold(evaluation)
+        _print_evaluation(evaluation)
     # Last: the numbers are printed even if the folder cannot be written.
     folder = write_evaluation_json_and_figures(evaluation)
     if not as_json:
@@ -113,6 +101,16 @@ def _show_progress_on_stderr(*, has_corruption_tests: bool) -> "Iterator[Progres
             bar.update(task, completed=fraction)
 
         yield report_progress
+
+
+def _print_evaluation(evaluation: "Evaluation") -> None:
+    from vitascope.cli.coverage import print_coverage_table_and_threshold
+
+    if evaluation.eval_data.label_note:
+        print(evaluation.eval_data.label_note)
+    print_evaluation_summary(evaluation)
+    _print_class_and_corruption_tables(evaluation)
+    print_coverage_table_and_threshold(evaluation)
 
 
 def check_views_option_matches_training(model: "Classifier", views: int) -> None:
@@ -222,66 +220,6 @@ def _print_class_and_corruption_tables(evaluation: "Evaluation") -> None:
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:6])))
     if evaluation.robustness:
         _print_robustness_table(evaluation.robustness)
-
-
-def _print_coverage_table_and_threshold(evaluation: "Evaluation") -> None:
-    """Print which accuracy `predict --threshold` reaches, and the suggested threshold."""
-    coverage = evaluation.coverage
-    images = _format_evaluated_images(evaluation)
-    rows = [
-        [f"{row.threshold:g}", f"{row.answered:,}", f"{row.coverage:.1%}", *_format_accuracy_and_interval(row)]
-        for row in coverage.table_rows
-    ]
-    columns = ["threshold", "answered", "coverage", "accuracy among them", "95 % CI"]
-    title = f"Accuracy of predict --threshold on {images}. Below the threshold, predictions are unsure."
-    create_console().print(create_table(title, columns, rows, right_aligned=set(columns)))
-    if evaluation.run_temperature:
-        print(f"predict uses {_describe_temperature(evaluation.run_temperature)}.")
-    print(_describe_suggested_threshold(evaluation))
-
-
-def _format_accuracy_and_interval(row: "CoverageRow") -> list[str]:
-    if row.accuracy is None:
-        return ["–", "–"]
-    return [f"{row.accuracy:.2%}", f"{row.interval.low:.1%} to {row.interval.high:.1%}"]
-
-
-def _describe_temperature(temperature: "RunTemperature") -> str:
-    return "no temperature: none lowers the validation loss" if temperature.value == 1 else temperature.description
-
-
-def _format_evaluated_images(evaluation: "Evaluation") -> str:
-    from vitascope.evaluation.report import spell_out_split_name
-
-    split = "" if evaluation.eval_data.split == "all" else f"{spell_out_split_name(evaluation.eval_data.split)} "
-    return f"{len(evaluation.eval_data.samples):,} {split}images"
-
-
-def _describe_suggested_threshold(evaluation: "Evaluation") -> str:
-    """Name the threshold, the images it was chosen on, and what it gives on them and on the evaluated images."""
-    coverage, suggestion = evaluation.coverage, evaluation.coverage.suggestion
-    is_other_split = suggestion.split == "val" and not evaluation.eval_data.is_run_validation
-    chosen_on = f"{suggestion.images:,} validation images" if is_other_split else _format_evaluated_images(evaluation)
-    target = f"an error rate of at most {100 * suggestion.target_error:g} %"
-    if suggestion.row is None:
-        return f"No threshold gives {target} on the {chosen_on}."
-    option = f"--threshold {suggestion.row.threshold:g}" if suggestion.row.threshold else "no threshold is needed"
-    text = f"For {target}: {option}, chosen on the {chosen_on}: "
-    text += _format_coverage_and_error(suggestion.row)
-    on_evaluated = coverage.row_at_suggested_threshold
-    if is_other_split and on_evaluated:
-        return f"{text}. On the {_format_evaluated_images(evaluation)}: {_format_coverage_and_error(on_evaluated)}."
-    return f"{text}. On new images, the error rate can be higher."
-
-
-def _format_coverage_and_error(row: "CoverageRow") -> str:
-    if row.accuracy is None:
-        return "no image is answered"
-    low, high = 1 - row.interval.high, 1 - row.interval.low
-    return (
-        f"{row.coverage:.1%} answered, error rate {1 - row.accuracy:.2%} "
-        f"(95 % confidence interval {low:.2%} to {high:.2%})"
-    )
 
 
 def _print_robustness_table(robustness: "dict[str, RobustnessCurve]") -> None:

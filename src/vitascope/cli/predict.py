@@ -30,6 +30,16 @@ if TYPE_CHECKING:
     from vitascope.inference.classifier import Classifier
     from vitascope.inference.prediction import Predictions
 
+ThresholdOption = Annotated[
+    float, typer.Option(help="Below this probability, a prediction is unsure. `evaluate` suggests a value.")
+]
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option(help="Divide the logits by this. Default: the run's, which `evaluate` fits. 1 switches it off."),
+]
+TopKOption = Annotated[
+    int | None, typer.Option(help="Number of classes to print. Default: 3 as text, 1 as CSV, all as JSON.", min=1)
+]
 SPREAD_NOTE = (
     "(0: collapsed, all images have the same features; 1: maximal)\n"
     "Each image's feature vector is scaled to length 1; the variances of all features are summed; the spread is the "
@@ -41,16 +51,9 @@ def predict(
     run: ModelRef,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE…|FOLDER", help="Image files or folders of images.")],
     views: ViewsOption = 1,
-    threshold: Annotated[
-        float, typer.Option(help="Below this probability, a prediction is unsure. `evaluate` suggests a value.")
-    ] = 0.0,
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="Divide the logits by this. Default: the run's, which `evaluate` fits. 1 switches it off."),
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="Number of classes to print. Default: 3 as text, 1 as CSV, all as JSON.", min=1)
-    ] = None,
+    threshold: ThresholdOption = 0.0,
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
     fast: Annotated[bool, typer.Option("--fast", help="Faster inference, if its accuracy is checked.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print only JSON, with the probability of every class.")
@@ -116,7 +119,7 @@ def _print_csv(predictions: "Predictions", top_k: int) -> None:
 def _print_prediction_table(model_name: str, predictions: "Predictions", top_k: int) -> None:
     rows = []
     for item in predictions:
-        cells = [f"{name} {probability:.1%}" for name, probability in item.classes_by_probability[:top_k]]
+        cells = [f"{name} {format_percent(probability)}" for name, probability in item.classes_by_probability[:top_k]]
         cells[0] = f"unsure: {cells[0]}" if item.is_unsure else cells[0]
         rows.append([str(item.file), *cells])
     ranks = ["prediction", "second", "third", *(f"{rank}th" for rank in range(4, top_k + 1))]

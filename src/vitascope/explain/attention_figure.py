@@ -15,6 +15,7 @@ from vitascope.explain.maps import PatchPosition, denormalize_images, get_token_
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.hardware import disable_tf32_for_float32, make_float32_inference_hardware
 from vitascope.inference.prediction import ImagesInput, LoadedImages, load_or_convert_input_images
+from vitascope.number_format import format_percent
 
 
 def draw_attention_of_one_image(
@@ -43,4 +44,4 @@ def _make_image_title(classifier: Classifier, loaded: LoadedImages) -> str:
     if not classifier.classes:
         return name
     best = classifier.predict(loaded.images)[0]
-    return f"{name}\nprediction: {best.label} ({best.probability:.1%})"
+    return f"{name}\nprediction: {best.label} ({format_percent(best.probability)})"

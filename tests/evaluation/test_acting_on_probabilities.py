@@ -95,12 +95,13 @@ def test_evaluate_stores_the_validation_temperature_and_predict_applies_it(run) 
     model.evaluate("val")
     predictions = model.predict(IMAGES)
     expected = (logits.double() / temperature.value).softmax(1)
-    assert [list(item.probabilities.values()) for item in predictions] == pytest.approx(np.array(expected), abs=1e-9)
+    found = np.array([list(item.probabilities.values()) for item in predictions])
+    assert found == pytest.approx(expected.numpy(), abs=1e-9)
     assert predictions[0].temperature == temperature.value
     assert [item.probability for item in model.predict(IMAGES, temperature=1)] == unscaled
     assert predictions.labels == model.predict(IMAGES, temperature=1).labels
-    found = predict_with_features(model, LoadedImages(IMAGES))
-    assert [item.probability for item in found.predictions] == pytest.approx(
+    with_features = predict_with_features(model, LoadedImages(IMAGES))
+    assert [item.probability for item in with_features.predictions] == pytest.approx(
         [item.probability for item in predictions], abs=1e-5
     )
 

@@ -38,7 +38,7 @@ def train_and_measure(
     if split == "val" and list(view_counts) == [1]:
         scores = {1: rows[-1]["val_accuracy"]}
     else:
-        scores = {views: trained.evaluate(split, robust=False, views=views).accuracy for views in view_counts}
+        scores = {views: trained.evaluate(split, views=views).accuracy for views in view_counts}
     score = scores[view_counts[0]]
     row = {"accuracy": round(score, 5), "parameters": count_parameters(model), "tokens": model.num_tokens}
     row |= {

@@ -80,7 +80,7 @@ def train_and_measure(
         score = rows[-1]["val_accuracy"]
     else:
         test_data = str(args.photos / "val") if data_name == "tiny10" else None
-        score = open_model(run.path, device=args.device).evaluate(data=test_data, robust=False).accuracy
+        score = open_model(run.path, device=args.device).evaluate(data=test_data).accuracy
     config = run.recipe.model
     row = {
         "data": data_name,

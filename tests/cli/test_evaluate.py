@@ -77,7 +77,7 @@ def test_a_temperature_that_increases_the_loss_is_commented(
     vitascope, trained, monkeypatch, temperature, is_worse
 ) -> None:
     """After one epoch the model is hardly better than random guessing, so only a high temperature suits it."""
-    monkeypatch.setattr("vitascope.evaluation.evaluate.fit_temperature_within_bounds", lambda *_: temperature)
+    monkeypatch.setattr("vitascope.evaluation.temperature.fit_temperature_within_bounds", lambda *_: temperature)
     answer = vitascope("evaluate", "runs/digits", "--quick")
     sentence = (
         "Temperature scaling increases the loss on these 899 test images: the temperature was fitted on "

@@ -225,11 +225,11 @@ def test_a_run_with_a_table_is_the_same_in_memory_and_on_demand(twenty, tmp_path
     assert stored.recipe.data.labels == str(twenty / "labels.csv")
     assert stored.machine["data_hash"] == fetched.machine["data_hash"] and stored.machine["training_images"] == 12
     model = vitascope.load(stored)
-    assert model.evaluate("val", robust=False).accuracy == pytest.approx(stored.metrics[-1]["val_accuracy"])
-    assert model.evaluate("test", robust=False).confusion_matrix.sum(1).tolist() == [2, 2]
+    assert model.evaluate("val").accuracy == pytest.approx(stored.metrics[-1]["val_accuracy"])
+    assert model.evaluate("test").confusion_matrix.sum(1).tolist() == [2, 2]
     save_images(twenty.parent / "other", ["x.png", "y.png"])
     write_rows(twenty.parent / "other" / "their.csv", [("x.png", "b"), ("y.png", "a")])
-    other = model.evaluate(data=str(twenty.parent / "other" / "their.csv"), robust=False)
+    other = model.evaluate(data=str(twenty.parent / "other" / "their.csv"))
     assert other.confusion_matrix.sum(1).tolist() == [1, 1]
 
 

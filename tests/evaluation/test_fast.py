@@ -68,7 +68,7 @@ def test_what_is_faster_and_as_good_answers_and_the_check_is_kept(run, int8_wins
     with torch.no_grad():
         assert 0 < (model(pictures) - plain(pictures)).norm() < 0.1 * plain(pictures).norm()
     assert torch.equal(model(pictures), plain(pictures))  # with gradients: the weights themselves answer
-    assert abs(model.evaluate("val", robust=False).accuracy - plain.evaluate("val", robust=False).accuracy) <= 0.03
+    assert abs(model.evaluate("val").accuracy - plain.evaluate("val").accuracy) <= 0.03
     assert json.loads((run.path / "fast.json").read_text())["int8"]["points_lost"] <= 3.0
     monkeypatch.setattr(fast, "try_to_sample_run_images", lambda *_: pytest.fail("looked again"))
     assert open_model(run.path, fast=True).fast.description == model.fast.description

@@ -172,8 +172,8 @@ def test_a_card_tells_the_accuracy_of_the_weights_it_is_for(run, tmp_path) -> No
 
 
 def test_a_card_counts_the_evaluations_on_test_images(run, tmp_path) -> None:
-    open_model(run.path).evaluate(robust=False)
-    open_model(run.path).evaluate(robust=False)
+    open_model(run.path).evaluate()
+    open_model(run.path).evaluate()
     card = (open_model(run.path).save_pretrained(tmp_path / "out") / "README.md").read_text()
     assert "first evaluation on the test images)." in card and "evaluation number 2 on the test images)." in card
 

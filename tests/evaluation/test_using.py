@@ -146,11 +146,11 @@ def test_a_look_at_other_images_is_no_look_at_the_test_images(run, tmp_path) -> 
 
     model = vitascope.open_model(run)
     saved(tmp_path / "files", 12)
-    model.evaluate(data=str(tmp_path / "files"), robust=False)
-    model.evaluate(data=str(tmp_path / "runs" / ".." / "files"), robust=False)
+    model.evaluate(data=str(tmp_path / "files"))
+    model.evaluate(data=str(tmp_path / "runs" / ".." / "files"))
     assert [opening.use_count for opening in read_test_set_log(run)] == [1, 2]
     assert find_first_finished_test_entry(run, 1) is None and summarize_run(run).test_accuracy is None
-    evaluation = model.evaluate(data="digits", robust=False)
+    evaluation = model.evaluate(data="digits")
     assert (
         evaluation.eval_data.is_run_data
         and evaluation.test_use_count == 1
@@ -165,14 +165,14 @@ def test_the_runs_own_folder_without_test_images_is_not_evaluated_as_new_data(tm
     model = vitascope.open_model(run)
     with pytest.raises(UserError, match="has no test images"):
         model.evaluate(data=str(tmp_path / "own"))
-    assert model.evaluate("val", robust=False).temperature is None
+    assert model.evaluate("val").temperature is None
     for number in range(3):
         Image.new("L", (8, 8), 9 * number).save(tmp_path / "own" / "3" / f"new{number}.png")
     for split in ("val", "train"):
         with pytest.raises(UserError, match="has changed since the run was trained"):
             model.evaluate(split)
     saved(tmp_path / "other", 20)
-    evaluation = model.evaluate(data=str(tmp_path / "other"), robust=False)
+    evaluation = model.evaluate(data=str(tmp_path / "other"))
     assert evaluation.temperature is None and "has changed since" in evaluation.temperature_note
 
 
@@ -180,7 +180,7 @@ def test_data_that_is_gone_costs_the_temperature_only(tmp_path) -> None:
     saved(tmp_path / "own", 80)
     run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own"), "train.batch_size": 8, "train.epochs": 1})
     (tmp_path / "own").rename(tmp_path / "moved")
-    evaluation = vitascope.open_model(run).evaluate(data=str(tmp_path / "moved"), robust=False)
+    evaluation = vitascope.open_model(run).evaluate(data=str(tmp_path / "moved"))
     assert evaluation.temperature is None and "There is no data set" in evaluation.temperature_note
 
 
@@ -192,7 +192,7 @@ def test_an_npz_with_numbers_for_classes_judges_a_run_with_names(tmp_path) -> No
     config["classes"] = [f"class {name}" for name in config["classes"]]
     run.get_path("config.json").write_text(json.dumps(config))
     np.savez(tmp_path / "new.npz", x_test=test.images[:, 0].numpy(), y_test=test.labels.numpy())
-    evaluation = vitascope.open_model(run).evaluate(data=str(tmp_path / "new.npz"), robust=False)
+    evaluation = vitascope.open_model(run).evaluate(data=str(tmp_path / "new.npz"))
     assert evaluation.eval_data.split == "test" and evaluation.per_class["class 3"].images == int(
         (test.labels == 3).sum()
     )
@@ -202,7 +202,7 @@ def test_files_that_are_no_images_are_named_in_every_answer(run, tmp_path) -> No
     paths, _ = saved(tmp_path / "files", 12)
     (paths[0].parent / "torn.png").write_bytes(b"no image")
     model = vitascope.open_model(run)
-    evaluation = model.evaluate(data=str(tmp_path / "files"), robust=False)
+    evaluation = model.evaluate(data=str(tmp_path / "files"))
     near = find_similar_images(model, paths[0], tmp_path / "files", 3)
     for broken in (
         evaluation.eval_data.unreadable_files,
@@ -217,7 +217,7 @@ def test_a_torn_line_among_the_openings_is_a_look_without_a_result(run) -> None:
     from vitascope.run.test_set_log import read_test_set_log
 
     run.get_path("test-openings.jsonl").write_bytes(b'{"opening": 1, "when": "20\xff')
-    evaluation = vitascope.open_model(run).evaluate(robust=False)
+    evaluation = vitascope.open_model(run).evaluate()
     assert evaluation.test_use_count == 2
     assert [bool(opening.result) for opening in read_test_set_log(run)] == [False, True]
 
@@ -242,7 +242,7 @@ def test_what_is_no_image_is_refused(run, images, sentence) -> None:
 
 
 def test_an_evaluation_agrees_with_itself(run) -> None:
-    evaluation = vitascope.open_model(run).evaluate()
+    evaluation = vitascope.open_model(run).evaluate(robustness=True)
     report = evaluation.as_dict()
     counts = torch.tensor(report["confusion"])
     assert counts.sum() == report["images"] == 899
@@ -264,16 +264,16 @@ def test_an_evaluation_agrees_with_itself(run) -> None:
 
 def test_the_report_and_its_pictures_are_in_the_run_and_in_a_notebook(run) -> None:
     model = vitascope.open_model(run)
-    evaluation = model.evaluate("val")
+    evaluation = model.evaluate("val", robustness=True)
     folder = write_evaluation_json_and_figures(evaluation)
     assert folder == run.path / "evaluation" / "val"
     count = 90 - evaluation.num_correct
     assert describe_number_of_shown_errors(evaluation, count - 1) == f"the worst {count - 1} of {count} errors"
     assert describe_number_of_shown_errors(evaluation, count) == f"all {count} errors"
     assert sorted(p.name for p in folder.iterdir()) == [
-        *("confusion.png", "errors.png", "reliability.png", "report.json", "robustness.png"),
+        *("confusion.png", "coverage.png", "errors.png", "reliability.png", "report.json", "robustness.png"),
     ]
-    assert evaluation._repr_html_().count("<img") == len(draw_evaluation_figures(evaluation)) == 4
+    assert evaluation._repr_html_().count("<img") == len(draw_evaluation_figures(evaluation)) == 5
     assert str(run.path) in model._repr_html_()
     assert "val accuracy" not in run._repr_html_() and "<img" in run._repr_html_()
 
@@ -316,12 +316,10 @@ def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> No
     assert evaluation.accuracy == pytest.approx((expected.argmax(1) == test.labels[:50]).float().mean().item())
     assert write_evaluation_json_and_figures(evaluation).name == "test-2-views"
     for views in (6, 10):
-        assert (
-            write_evaluation_json_and_figures(model.evaluate(views=views, robust=False)).name == f"test-{views}-views"
-        )
+        assert write_evaluation_json_and_figures(model.evaluate(views=views)).name == f"test-{views}-views"
     assert [opening.views for opening in read_test_set_log(run)] == [2, 6, 10]
     six = model.compute_logits_of_stored_images(images, views=6).double().softmax(1)
-    predictions = model.predict(images, views=6)
+    predictions = model.predict(images, views=6, temperature=1)
     assert [item.probability for item in predictions] == pytest.approx(six.amax(1).tolist())
 
 
@@ -399,7 +397,7 @@ def test_a_run_can_be_loaded_with_token_reduction(run) -> None:
     images = open_builtin_digits().load_split("test").images[:50]
     shares = [[item.probability for item in model.predict(images)] for model in (whole, merged)]
     assert shares[0] != shares[1]
-    evaluation = merged.evaluate("test", robust=False)
+    evaluation = merged.evaluate("test")
     assert evaluation.weights_label == "last, merge_tokens=2"
     assert write_evaluation_json_and_figures(evaluation).name == "test-merge2"
     assert "merge_tokens=2" in run.get_path("test-openings.jsonl").read_text()
@@ -428,7 +426,7 @@ def test_weights_without_a_classifier_give_features_and_say_so_otherwise(tmp_pat
         assert set(arrays) == {"file", "folder", "features"}
     alike = find_similar_images(model, paths[0], tmp_path / "files", 3)
     assert alike.prediction is None and len(alike.labels) == 3 and figures_of(alike)
-    for ask in (lambda: model.predict(paths), lambda: model.evaluate(data=str(tmp_path / "files"), robust=False)):
+    for ask in (lambda: model.predict(paths), lambda: model.evaluate(data=str(tmp_path / "files"))):
         with pytest.raises(UserError, match="has no classifier"):
             ask()
 

@@ -38,7 +38,7 @@ def made(tmp_path_factory):
     settings = {"train.epochs": 3, "model.class_token": True, "model.global_pool": "token"}
     run = tiny_run(tmp_path_factory.mktemp("reported"), **settings)
     model = open_model(run.path)
-    images, words = choose_errors_and_correct_examples(model, model.evaluate("val", robust=False))
+    images, words = choose_errors_and_correct_examples(model, model.evaluate("val"))
     return evaluate_and_write_html_report(run.path), model, images, words
 
 
@@ -87,7 +87,7 @@ def test_class_and_file_names_like_markup_stay_text_on_every_page(tmp_path) -> N
     model = open_model(run.path)
     page = evaluate_and_write_html_report(run.path).read_text(encoding="utf-8")
     predictions = model.predict(sorted((photos / ODD_NAMES[0]).iterdir()))
-    views = [page, *(view._repr_html_() for view in (model, predictions, model.evaluate("val", robust=False)))]
+    views = [page, *(view._repr_html_() for view in (model, predictions, model.evaluate("val")))]
     for html in views:
         read = TextOf(html)
         text = "".join(read.texts)

@@ -15,7 +15,13 @@ from vitascope.recipe.reading import (
     read_model_config,
     read_recipe,
 )
-from vitascope.recipe.schema import Recipe, build_omegaconf_schema, convert_recipe_to_dict, find_non_default_settings
+from vitascope.recipe.schema import (
+    Recipe,
+    build_omegaconf_schema,
+    convert_recipe_to_dict,
+    find_non_default_settings,
+    format_keyword_settings,
+)
 
 
 @pytest.mark.parametrize("name", list_recipe_names())
@@ -145,3 +151,27 @@ def test_a_recipe_is_identified_by_the_settings_that_differ_from_the_defaults(na
             for key, value in plain[section].items():
                 whole = value | parts.get(key, {}) if isinstance(value, dict) else parts.get(key, value)
                 assert whole == values[key]
+
+
+def test_nested_keywords_and_full_names_are_the_same_settings() -> None:
+    def read(**settings):
+        return read_recipe("digits", format_keyword_settings(settings))
+
+    nested = read(train={"epochs": 5, "lr": 1e-3}, model={"depth": 2}, data={"augment": {"flip": 0.5}})
+    flat = {"train.epochs": 5, "train.lr": 1e-3, "model.depth": 2, "data.augment.flip": 0.5}
+    assert (
+        nested
+        == read(**flat)
+        == read(train={"epochs": 5}, **{"train.lr": 1e-3, "model.depth": 2}, data={"augment.flip": 0.5})
+    )
+    assert read(model={"img_size": (16, 8)}, train={}, data={"root": None}).model.image_shape == (16, 8)
+    for settings, sentence in (
+        ({"train": {"epochs": 5}, "train.epochs": 6}, r"train\.epochs is given twice: 5 and 6"),
+        ({"train": {"epoch": 5}}, r"There is no setting 'train\.epoch'\. Did you mean train\.epochs"),
+        ({"trian": {"epochs": 5}}, "There is no setting 'trian'. Did you mean train"),
+        ({"epochs": 5}, r"Did you mean train\.epochs"),
+        ({"train": 5}, r"train=5 is not a section of settings\. Write train=\{\"NAME\": VALUE\}"),
+        ({"train": {"watch": 1}}, r"train\.watch was renamed to train\.probe_every"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            read(**settings)

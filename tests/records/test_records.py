@@ -69,7 +69,7 @@ def test_a_record_is_complete_and_agrees_with_the_runs(pair, tmp_path) -> None:
     model = vitascope.load(pair[0])
     assert result["params"] == sum(weight.numel() for weight in model.model.parameters())
     assert result["images_seen"] == 896 and result["training_images"] == 898 and result["openings"] == [1, 1]
-    assert result["test_accuracy"][0] == model.evaluate(robust=False).accuracy
+    assert result["test_accuracy"][0] == model.evaluate().accuracy
     assert "root" not in json.dumps(result["settings"]) and str(pair[0].path.parent) not in path.read_text()
     assert read_record(path) == record
     again = evaluate_and_make_record(pair, "tiny")

@@ -285,7 +285,7 @@ def test_a_run_of_several_studies_is_trained_once(tmp_path) -> None:
     assert rates.combinations[0].accuracies == lengths.combinations[1].accuracies
     judged = study("E", "judged", "train.epochs=3", judge="test")
     assert not runs("E")
-    wanted = [load(run).evaluate(robust=False).accuracy for run in _of(lengths.combinations[1], tmp_path)]
+    wanted = [load(run).evaluate().accuracy for run in _of(lengths.combinations[1], tmp_path)]
     assert judged.combinations[0].accuracies == wanted
     gone, torn = _of(lengths.combinations[0], tmp_path)
     shutil.rmtree(gone)

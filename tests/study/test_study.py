@@ -738,7 +738,7 @@ def test_a_batched_study_of_three_seeds_is_three_single_runs(tmp_path) -> None:
         format_notes(many)
     )
     runs = sorted((tmp_path / "many").rglob("model.safetensors"))
-    assert len(runs) == 6 and vitascope.load(runs[0].parent).evaluate(robust=False).accuracy > 0
+    assert len(runs) == 6 and vitascope.load(runs[0].parent).evaluate().accuracy > 0
 
 
 def test_a_failing_run_of_a_batch_does_not_stop_the_others(tmp_path) -> None:

@@ -136,7 +136,7 @@ def test_an_epoch_may_end_early_and_the_next_one_starts_with_its_own_images(phot
 def test_evaluating_and_predicting_work_for_a_run_decoded_on_demand(photos, tmp_path) -> None:
     run = train_photos(photos, tmp_path, 0)
     model = vitascope.load(run)
-    assert model.evaluate("val", robust=False).accuracy == pytest.approx(run.metrics[-1]["val_accuracy"])
+    assert model.evaluate("val").accuracy == pytest.approx(run.metrics[-1]["val_accuracy"])
     assert model.predict(str(photos / "a" / "000.png"))[0].label in "abc"
     assert run.machine["data_hash"].startswith("files-")
 

@@ -82,14 +82,14 @@ def test_a_resumed_run_has_no_wall_seconds(fresh, tmp_path) -> None:
 
 def test_evaluate_stores_its_wall_seconds_once_and_says_whether_they_include_the_training(fresh, tmp_path) -> None:
     run = tiny_run(tmp_path, **ONE)
-    evaluation = vitascope.load(run).evaluate(robust=False)
+    evaluation = vitascope.load(run).evaluate()
     here = last_result(run)
     assert here["wall_includes_training"] and here["wall_seconds"] >= run.machine["wall_seconds"]
     assert evaluation.as_dict()["wall_seconds"] == here["wall_seconds"]
-    vitascope.load(run).evaluate(robust=False)
+    vitascope.load(run).evaluate()
     assert "wall_seconds" not in last_result(run)
     machine._started_tasks.clear()  # as if in a process of its own
-    vitascope.load(run).evaluate(robust=False)
+    vitascope.load(run).evaluate()
     assert last_result(run)["wall_includes_training"] is False and last_result(run)["wall_seconds"] > 0
 
 
@@ -98,7 +98,7 @@ def test_a_record_adds_training_and_evaluation_where_both_are_known_and_tables_s
 ) -> None:
     run = tiny_run(tmp_path, **ONE)
     machine._started_tasks.clear()
-    vitascope.load(run).evaluate(robust=False)
+    vitascope.load(run).evaluate()
     record = evaluate_and_make_record([run], "tiny")
     total = run.machine["wall_seconds"] + last_result(run)["wall_seconds"]
     assert record.wall_seconds == pytest.approx([total])

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +20,7 @@ from vitascope.number_format import format_percent
 
 if TYPE_CHECKING:
     from vitascope.evaluation.report import Evaluation
-    from vitascope.evaluation.robustness import RobustnessCurve
+    from vitascope.evaluation.robustness import ProgressReporter, RobustnessCurve
     from vitascope.inference.classifier import Classifier
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or runs/RECIPE for its newest run.")]
@@ -35,6 +37,9 @@ ViewsOption = Annotated[
 ]
 MergeTokensOption = Annotated[int | None, typer.Option(help="Token merging: merge this many tokens in each block.")]
 DropTokensOption = Annotated[int | None, typer.Option(help="Token dropping: drop this many tokens in each block.")]
+TargetErrorOption = Annotated[
+    float, typer.Option(help="Suggest the lowest predict --threshold with at most this error rate.")
+]
 MAX_TABLE_CLASSES = 30
 
 
@@ -49,36 +54,63 @@ def evaluate(
     quick: Annotated[bool, typer.Option("--quick", help="Skip the corruption tests.")] = False,
     merge_tokens: MergeTokensOption = None,
     drop_tokens: DropTokensOption = None,
+    target_error: TargetErrorOption = 0.02,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
-    """Measure accuracy, per-class scores, calibration and robustness to corruptions.
+    """Measure accuracy, per-class scores, calibration and robustness to corruptions. Suggest a threshold for predict.
 
     Figures and report.json go to RUN/evaluation/SPLIT/. Options are added to the folder's name, such as
     val-2-views-best-merge8. With --data, it starts with the data's name and a hash. Each test set use is logged.
 
     Example: vitascope evaluate runs/digits --split val
     """
+    from vitascope.evaluation.evaluate import evaluate_and_log_test_use
     from vitascope.evaluation.figures import write_evaluation_json_and_figures
 
     reduction = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
     model = open_model_and_print_notes_to_stderr(run, best=best, device="auto", **reduction)
     check_views_option_matches_training(model, views)
-    hint = "" if quick else "; --quick is faster"
-    with Console(stderr=True).status(f"Evaluating. On a CPU this can take minutes{hint} …"):
-        evaluation = model.evaluate(split, data=data, views=views, robust=not quick)
+    options = {"split": split, "data": data, "views": views, "robustness": not quick, "target_error": target_error}
+    with _show_progress_on_stderr(has_corruption_tests=not quick) as report_progress:
+        evaluation = evaluate_and_log_test_use(model, **options, report_progress=report_progress)
     print_unreadable_files(evaluation.eval_data.unreadable_files)
     if as_json:
         print(json.dumps(evaluation.as_dict()))
     else:
         print(describe_run_or_model(model))
-        if evaluation.eval_data.label_note:
-            print(evaluation.eval_data.label_note)
-        print_evaluation_summary(evaluation)
-        _print_class_and_corruption_tables(evaluation)
+        _print_evaluation(evaluation)
     # Last: the numbers are printed even if the folder cannot be written.
     folder = write_evaluation_json_and_figures(evaluation)
     if not as_json:
         print(f"Figures and report.json: {folder}")
+
+
+@contextmanager
+def _show_progress_on_stderr(*, has_corruption_tests: bool) -> "Iterator[ProgressReporter]":
+    """Show a spinner while the images are evaluated, then a bar for the corruption tests."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn())
+    hint = "; --quick skips the corruption tests" if has_corruption_tests else ""
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"Evaluating. On a CPU this can take minutes{hint} …", total=None)
+
+        def report_progress(description: str, fraction: float) -> None:
+            bar.update(task, description=f"Corruption tests (--quick skips them): {description}", total=1.0)
+            bar.update(task, completed=fraction)
+
+        yield report_progress
+
+
+def _print_evaluation(evaluation: "Evaluation") -> None:
+    from vitascope.cli.coverage import print_coverage_table_and_threshold
+
+    if evaluation.eval_data.label_note:
+        print(evaluation.eval_data.label_note)
+    print_evaluation_summary(evaluation)
+    _print_class_and_corruption_tables(evaluation)
+    print_coverage_table_and_threshold(evaluation)
 
 
 def check_views_option_matches_training(model: "Classifier", views: int) -> None:

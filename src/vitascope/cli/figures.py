@@ -235,7 +235,7 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
 
 
 def _predict_and_format_title(model: Classifier, raw_image: Tensor, first_line: str) -> str:
-    prediction = model.predict(raw_image)[0]
+    prediction = model.predict(raw_image, temperature=1)[0]  # with fewer tokens there is none
     return f"{first_line}\nprediction: {prediction.label} ({format_percent(prediction.probability, 0)})"
 
 

@@ -125,7 +125,7 @@ def run_demo(
     from vitascope.training.train import train_recipe
 
     run = train_recipe(recipe, runs, create_console(), suggest_evaluation=False)
-    evaluation = open_model(run, device="auto").evaluate()
+    evaluation = open_model(run, device="auto").evaluate(robustness=True)
     print_evaluation_summary(evaluation)
     print(f"Misclassified images: {write_evaluation_json_and_figures(evaluation) / 'errors.png'}\n")
     _print_differences_from_timm()

@@ -1,5 +1,6 @@
 """Figures of an evaluation: confusion matrix, reliability diagram, accuracy against corruption level."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -160,3 +161,54 @@ def draw_corruption_curves(curves: dict[str, CorruptionCurve], chance_accuracy: 
         set_labels(panel, name, unit, "accuracy in %" if panel is panels[0] else "")
     add_caption(figure, caption_text)
     return figure
+
+
+class CoveragePoint(NamedTuple):
+    """The answered images at one threshold, of which there is at least one."""
+
+    threshold: float
+    coverage: float  # fraction of all images
+    accuracy: float
+    interval: tuple[float, float]
+
+
+MIN_LABEL_DISTANCE = 0.07  # between two points with a number, as a fraction of the axes
+
+
+def draw_coverage_curve(
+    points: Sequence[CoveragePoint],
+    marked_thresholds: Sequence[float],
+    suggested_threshold: float | None,
+    caption_text: str,
+) -> Figure:
+    """Draw accuracy against coverage; the marked thresholds are written beside their points, where there is room."""
+    figure, (panel,) = create_figure(1, width=6.4, height=4.6)
+    coverage, accuracy = ([100 * point[field] for point in points] for field in (1, 2))
+    low, high = ([100 * point.interval[end] for point in points] for end in (0, 1))
+    panel.fill_between(coverage, low, high, color=COLOURS[0], alpha=0.2, linewidth=0)
+    panel.plot(coverage, accuracy, color=COLOURS[0])
+    panel.margins(x=0.06, y=0.12)
+    marked = [point for point in points if point.threshold in marked_thresholds]
+    for point in marked:
+        panel.plot(100 * point.coverage, 100 * point.accuracy, "o", color=COLOURS[0], markersize=5)
+        if point.threshold == suggested_threshold:
+            label, position = f"suggested threshold {point.threshold:g}", (100 * point.coverage, 100 * point.accuracy)
+            panel.plot(*position, "o", color=COLOURS[1], markersize=9, label=label)
+            panel.legend(loc="lower left", fontsize=9)
+    _write_thresholds_without_overlap(panel, marked)
+    panel.grid(alpha=0.25)
+    set_labels(panel, "accuracy of the answered images", "answered images in %", "accuracy among them in %")
+    add_caption(figure, caption_text)
+    return figure
+
+
+def _write_thresholds_without_overlap(panel: Axes, points: Sequence[CoveragePoint]) -> None:
+    """Write the thresholds beside their points, the highest first; a point too close to a written one has none."""
+    (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
+    written: list[tuple[float, float]] = []
+    for point in reversed(points):
+        x, y = 100 * point.coverage, 100 * point.accuracy
+        position = (x - left) / (right - left), (y - bottom) / (top - bottom)
+        if all(math.dist(position, other) >= MIN_LABEL_DISTANCE for other in written):
+            panel.annotate(f"{point.threshold:g}", (x, y), (7, 7), textcoords="offset points", fontsize=8)
+            written.append(position)

@@ -18,7 +18,13 @@ from vitascope.data.dataset import Dataset, ImageFiles, MemoryDataset, UInt8Imag
 from vitascope.data.open_data import draw_stratified_subset_indices
 from vitascope.errors import UserError, format_count
 from vitascope.inference.classifier import Classifier
-from vitascope.inference.prediction import Prediction, Predictions, read_image_files_and_folders
+from vitascope.inference.prediction import (
+    LoadedImages,
+    Prediction,
+    Predictions,
+    build_predictions,
+    read_image_files_and_folders,
+)
 from vitascope.run.files import make_folder, write_atomically
 from vitascope.run.images import load_run_split_if_any
 from vitascope.shapes import Features
@@ -64,8 +70,26 @@ def compute_features_of_image_files(model: Classifier, paths: list[Path]) -> Ima
     loaded = read_image_files_and_folders(paths, model.stored_shape)
     files = loaded.files or []
     folders = [Path(name).resolve().parent.name for name in files]
-    predictions, features = model.predict_with_features(loaded)
+    predictions, features = predict_with_features(model, loaded)
     return ImageFeatures(files, folders, loaded.images, predictions, features, loaded.unreadable_files)
+
+
+class PredictionsWithFeatures(NamedTuple):
+    predictions: Predictions | None  # None: the model has no classifier
+    features: Features
+
+
+def predict_with_features(model: Classifier, loaded_images: LoadedImages) -> PredictionsWithFeatures:
+    """Return predictions, as of `predict`, and features from one forward pass."""
+    features = model.compute_features_of_stored_images(loaded_images.images)
+    if not model.classes:
+        return PredictionsWithFeatures(None, features)
+    with torch.no_grad():
+        logits = model.head(features.to(model.device)).cpu()
+    run_temperature = model.read_temperature()
+    temperature = run_temperature.value if run_temperature else 1.0
+    predictions = build_predictions(logits, loaded_images, model.classes, temperature=temperature)
+    return PredictionsWithFeatures(predictions, features)
 
 
 def _encode_npz(columns: FeatureColumns, features: NDArray) -> bytes:
@@ -117,7 +141,7 @@ def find_similar_images(
     if image_path.is_dir():
         raise UserError(f"{image_path} is a folder. Give one image. To search a folder, add --among FOLDER.")
     loaded = read_image_files_and_folders([image_path], model.stored_shape)
-    predictions, query_features = model.predict_with_features(loaded)
+    predictions, query_features = predict_with_features(model, loaded)
     query_features = F.normalize(query_features, dim=1)
     unreadable_files: list[str] = []
     if search_folder is None:

@@ -28,6 +28,10 @@ class EvalData:
     unreadable_files: list[str] = field(default_factory=list)  # files that could not be read
     label_note: str = ""  # how labels without class names are read
 
+    @property
+    def is_run_validation(self) -> bool:
+        return self.is_run_data and self.split == "val"
+
 
 def load_eval_data(run: Run, model_info: ModelInfo, split: str | None, data_name: str | None) -> EvalData:
     """Return the images of a split; by default the test split, or all images if other data has no splits."""

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from vitascope.data.dataset import Dataset, Labels, UInt8Images
-from vitascope.errors import UserError
-from vitascope.evaluation.calibration import (
-    Calibration,
-    TemperatureScaling,
-    compute_calibration_and_scores,
-    compute_temperature_scaled_calibration,
-    fit_temperature_within_bounds,
+from vitascope.evaluation.calibration import Calibration, compute_calibration_and_scores
+from vitascope.evaluation.coverage import (
+    DEFAULT_TARGET_ERROR,
+    Coverage,
+    SuggestedThreshold,
+    check_target_error,
+    compute_coverage_rows,
+    find_lowest_threshold,
 )
 from vitascope.evaluation.eval_data import EvalData, load_eval_data
 from vitascope.evaluation.report import (
@@ -24,10 +25,15 @@ from vitascope.evaluation.report import (
     compute_class_scores,
     compute_confusion_matrix,
 )
-from vitascope.evaluation.robustness import measure_accuracy_under_corruptions
+from vitascope.evaluation.robustness import ProgressReporter, measure_accuracy_under_corruptions
+from vitascope.evaluation.temperature import (
+    FittedTemperature,
+    ValidationLogits,
+    compute_validation_logits_or_give_reason,
+    fit_and_store_run_temperature,
+)
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.scoring import check_views_match_training, choose_inference_batch_size
-from vitascope.run.images import load_run_split_if_any
 from vitascope.run.machine import (
     EVALUATE,
     get_device_names_by_type,
@@ -36,11 +42,11 @@ from vitascope.run.machine import (
     measure_process_seconds_if_alone,
     record_task_start_in_this_process,
 )
+from vitascope.run.temperature import RunTemperature
 from vitascope.run.test_set_log import EntryId, add_test_use_entry, log_test_set_result, read_test_set_log
 from vitascope.shapes import Logits
 
 MAX_WORST_ERRORS = 24
-UNSCALED = "No temperature scaling"
 
 
 def evaluate_and_log_test_use(
@@ -49,36 +55,54 @@ def evaluate_and_log_test_use(
     split: str | None = None,
     data: str | None = None,
     views: int = 1,
-    robust: bool = True,
+    robustness: bool = False,
+    target_error: float = DEFAULT_TARGET_ERROR,
+    report_progress: ProgressReporter | None = None,
 ) -> Evaluation:
-    """Evaluate on the model's device. Each use of test images is logged in the run, before and after."""
-    run, classes = classifier.run, classifier.classes
-    check_views_match_training(run.recipe, views)
-    eval_data = load_eval_data(run, classifier.info, split, data)
-    fitted = fit_temperature_on_validation_or_give_reason(classifier, eval_data, views)
+    """Evaluate on the model's device. Each use of test images is logged in the run, before and after.
+
+    `report_progress` is called during the corruption tests."""
+    check_views_match_training(classifier.run.recipe, views)
+    check_target_error(target_error)
+    eval_data = load_eval_data(classifier.run, classifier.info, split, data)
+    evaluation = _evaluate_uncorrupted_images(classifier, eval_data, views, target_error)
+    if not robustness:
+        return evaluation
+    curves = measure_accuracy_under_corruptions(classifier, eval_data.samples, views, report_progress)
+    return replace(evaluation, robustness=curves)
+
+
+def _evaluate_uncorrupted_images(
+    classifier: Classifier, eval_data: EvalData, views: int, target_error: float
+) -> Evaluation:
+    run = classifier.run
+    validation = compute_validation_logits_or_give_reason(classifier, eval_data, views)
+    fitted = FittedTemperature.fit_or_give_reason(validation)
     entry_id = _add_test_use_entry_if_test_images(classifier, eval_data, views)
     timed = _compute_and_time_logits(classifier, eval_data.samples.images, views)
-    scores = _compute_evaluation_scores(timed.logits, eval_data.samples, classes)
+    if eval_data.is_run_validation:  # their temperature is stored, but not reported: it fits these images too well
+        validation = ValidationLogits(timed.logits, eval_data.samples.labels)
+    run_temperature = fit_and_store_run_temperature(classifier, validation, fitted, views)
     evaluation = Evaluation(
         run=run,
         eval_data=eval_data,
-        classes=classes,
+        classes=classifier.classes,
         views=views,
         weights_label=classifier.weights_label,
         test_use_count=next((entry.use_count for entry in read_test_set_log(run) if entry.entry_id == entry_id), None),
         seconds=timed.seconds,
         set_up_seconds=timed.set_up_seconds,
         wall_seconds=timed.wall_seconds,
-        temperature=fitted.compute_scaled_calibration(timed.logits, eval_data.samples.labels),
-        temperature_note=fitted.note,
         reduction=classifier.token_reduction_description,
         is_linear_probe=classifier.is_linear_probe,
-        **scores,
+        temperature=fitted.compute_scaled_calibration(timed.logits, eval_data.samples.labels),
+        temperature_note=fitted.note,
+        run_temperature=run_temperature,
+        coverage=_compute_coverage(timed.logits, eval_data, validation, run_temperature, target_error),
+        **_compute_evaluation_scores(timed.logits, eval_data.samples, classifier.classes),
     )
     if entry_id is not None:  # before the slow part, so that an interrupted evaluation has its result
         log_test_set_result(run, entry_id, _build_result_log_entry(evaluation))
-    if robust:
-        return replace(evaluation, robustness=measure_accuracy_under_corruptions(classifier, eval_data.samples, views))
     return evaluation
 
 
@@ -103,37 +127,24 @@ def _compute_evaluation_scores(logits: Logits, samples: Dataset, classes: list[s
     }
 
 
-class FittedTemperature(NamedTuple):
-    temperature: float | None
-    num_fit_images: int
-    note: str  # the images it was fitted on, or a sentence: why there is none
-
-    def compute_scaled_calibration(self, logits: Logits, labels: Labels) -> TemperatureScaling | None:
-        if self.temperature is None:
-            return None
-        return compute_temperature_scaled_calibration(logits, labels, self.temperature, self.num_fit_images)
-
-
-def fit_temperature_on_validation_or_give_reason(
-    classifier: Classifier, eval_data: EvalData, views: int
-) -> FittedTemperature:
-    """Fit a temperature on the run's validation images, unless these are the evaluated images or are missing."""
-    if eval_data.is_run_data and eval_data.split == "val":
-        return FittedTemperature(None, 0, f"{UNSCALED}: it would be fitted on these same images.")
-    try:
-        validation = load_run_split_if_any(classifier.run, classifier.info, "val")
-    except UserError as error:
-        return FittedTemperature(None, 0, f"{UNSCALED}: {error}")
-    if validation is None:
-        return FittedTemperature(None, 0, f"{UNSCALED}: the run has no validation images (data.validation=0).")
-    logits = classifier.compute_logits_of_stored_images(validation.images, views=views)
-    temperature = fit_temperature_within_bounds(logits, validation.labels)
-    if temperature is None:
-        all_correct = bool((logits.argmax(1) == validation.labels.to(logits.device)).all())
-        reason = "all correct" if all_correct else "no better than random guessing"
-        note = f"{UNSCALED}: predictions on the {len(validation):,} validation images are {reason}."
-        return FittedTemperature(None, len(validation), note)
-    return FittedTemperature(temperature, len(validation), f"fitted on {len(validation):,} validation images")
+def _compute_coverage(
+    logits: Logits,
+    eval_data: EvalData,
+    validation: ValidationLogits | str,
+    run_temperature: RunTemperature | None,
+    target_error: float,
+) -> Coverage:
+    """Return coverage and accuracy by threshold. The suggested threshold is chosen on the validation images, or on the
+    evaluated images if there are none."""
+    temperature = run_temperature.value if run_temperature else 1.0
+    rows = compute_coverage_rows(logits, eval_data.samples.labels, temperature)
+    if isinstance(validation, str):
+        split, count, rows_to_choose_from = eval_data.split, len(eval_data.samples), rows
+    else:
+        split, count = "val", len(validation.labels)
+        rows_to_choose_from = compute_coverage_rows(*validation, temperature)
+    chosen = find_lowest_threshold(rows_to_choose_from, target_error)
+    return Coverage(temperature, rows, SuggestedThreshold(target_error, split, count, chosen))
 
 
 def _add_test_use_entry_if_test_images(classifier: Classifier, eval_data: EvalData, views: int) -> EntryId | None:

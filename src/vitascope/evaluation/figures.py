@@ -11,9 +11,11 @@ from torch import Tensor
 
 from vitascope.draw.evaluation import (
     CorruptionCurve,
+    CoveragePoint,
     ReliabilityBin,
     draw_confusion_matrix,
     draw_corruption_curves,
+    draw_coverage_curve,
     draw_reliability_diagram,
 )
 from vitascope.draw.html import Part, Picture, Table
@@ -86,6 +88,7 @@ def draw_evaluation_figures(evaluation: Evaluation) -> dict[str, Figure]:
             f"{format_percent(evaluation.accuracy, 2)}, {len(evaluation.eval_data.samples):,} images",
         ),
         "reliability": _draw_reliability_diagram(evaluation),
+        "coverage": _draw_coverage_curve(evaluation),
     }
     if evaluation.robustness:
         figures["robustness"] = _draw_robustness_curves(evaluation)
@@ -173,6 +176,23 @@ def _convert_nonempty_bins_for_drawing(bins: list[CalibrationBin]) -> list[Relia
         for bin_ in bins
         if bin_.confidence is not None and bin_.accuracy is not None
     ]
+
+
+def _draw_coverage_curve(evaluation: Evaluation) -> Figure:
+    coverage = evaluation.coverage
+    points = [
+        CoveragePoint(row.threshold, row.coverage, row.accuracy, row.interval)
+        for row in coverage.rows
+        if row.accuracy is not None
+    ]
+    text = f"{_format_evaluation_title(evaluation)}. An image is answered if the probability of its predicted class is "
+    text += "at least the threshold (number at the point). Shaded: 95 % confidence interval of the accuracy. "
+    if coverage.temperature != 1:
+        text += f"Logits are divided by {coverage.temperature:.2f}, as in predict. "
+    chosen = coverage.suggestion.row
+    return draw_coverage_curve(
+        points, [row.threshold for row in coverage.table_rows], chosen.threshold if chosen else None, text
+    )
 
 
 def _draw_robustness_curves(evaluation: Evaluation) -> Figure:

@@ -10,9 +10,11 @@ from torch import Tensor
 from vitascope.data.dataset import Labels
 from vitascope.errors import format_count
 from vitascope.evaluation.calibration import Calibration, Interval, TemperatureScaling, wilson_interval
+from vitascope.evaluation.coverage import Coverage
 from vitascope.evaluation.eval_data import EvalData
 from vitascope.evaluation.robustness import RobustnessCurve
 from vitascope.run.directory import Run
+from vitascope.run.temperature import RunTemperature
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,12 @@ class Evaluation:
     calibration: Calibration
     temperature: TemperatureScaling | None
     temperature_note: str  # the images it was fitted on, or a sentence: why there is none
+    run_temperature: RunTemperature | None  # which `predict` applies; None: the run has no validation images
+    coverage: Coverage  # accuracy of the predictions with at least a threshold's probability
     per_class: dict[str, ClassScore]
     worst_errors: list[Misclassification]
     reduction: str = ""  # token merging or dropping, such as "2 tokens dropped per block"; empty: none
-    robustness: dict[str, RobustnessCurve] = field(default_factory=dict)  # empty with robust=False
+    robustness: dict[str, RobustnessCurve] = field(default_factory=dict)  # empty with no corruption tests
     is_linear_probe: bool = False  # trained without labels; the classifier is a linear probe on frozen features
 
     @property
@@ -184,6 +188,7 @@ class Evaluation:
             "calibration": calibration,
             "temperature": asdict(self.temperature) if self.temperature else None,
             "temperature_words": self.temperature_note,
+            "coverage": self.coverage.as_dict(),
             "per_class": {name: asdict(row) for name, row in self.per_class.items()},
             "confusion": self.confusion_matrix.tolist(),
             "worst": [asdict(error) for error in self.worst_errors],

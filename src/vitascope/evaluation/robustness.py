@@ -1,7 +1,7 @@
 """Corrupt images (noise, blur, shift, lower contrast) and measure the accuracy on them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from vitascope.inference.classifier import Classifier
 from vitascope.shapes import Images
 
 CorruptionFunction = Callable[[Images, float, int], Images]  # images, level, a seed
+ProgressReporter = Callable[[str, float], None]  # description, and the fraction that is done
 
 
 def add_gaussian_noise(images: Images, level: float, seed: int) -> Images:
@@ -100,32 +101,49 @@ class RobustnessCurve:
 
 
 def measure_accuracy_under_corruptions(
-    classifier: Classifier, samples: Dataset, views: int = 1
+    classifier: Classifier, samples: Dataset, views: int = 1, report_progress: ProgressReporter | None = None
 ) -> dict[str, RobustnessCurve]:
     """Measure on at most 1000 images: a fixed, stratified subset."""
     subset = samples.select(draw_stratified_subset_indices(samples.labels, min(1.0, MAX_IMAGES / len(samples)), seed=0))
-    num_clean_correct = _count_correct_under_corruption(classifier, subset, views, None, 0)
+    count_correct = _make_counter_with_progress(classifier, subset, views, report_progress)
+    num_clean_correct = count_correct("no corruption", None, 0)
     curves = {}
     for name, corruption in CORRUPTIONS.items():
         levels = corruption.scale_levels_to_image_size(classifier.preprocessing.size)
-        num_correct = [
-            num_clean_correct,
-            *(_count_correct_under_corruption(classifier, subset, views, corruption, level) for level in levels),
-        ]
+        num_correct = [num_clean_correct, *(count_correct(f"{name} {level:g}", corruption, level) for level in levels)]
         accuracies = [count / len(subset) for count in num_correct]
         intervals = [wilson_interval(count, len(subset)) for count in num_correct]
         curves[name] = RobustnessCurve(corruption.unit, len(subset), [0.0, *levels], accuracies, intervals)
     return curves
 
 
-def _count_correct_under_corruption(
+def _make_counter_with_progress(
+    classifier: Classifier, samples: Dataset, views: int, report_progress: ProgressReporter | None
+) -> Callable[[str, Corruption | None, float], int]:
+    """Return a function that counts correct predictions under one corruption and reports every batch."""
+    num_passes = 1 + sum(len(corruption.levels) for corruption in CORRUPTIONS.values())
+    num_batches, num_done = num_passes * -(-len(samples) // BATCH_SIZE), 0
+
+    def count_correct(description: str, corruption: Corruption | None, level: float) -> int:
+        nonlocal num_done
+        total = 0
+        for num_correct in _count_correct_by_batch(classifier, samples, views, corruption, level):
+            total, num_done = total + num_correct, num_done + 1
+            if report_progress:
+                report_progress(description, num_done / num_batches)
+        return total
+
+    return count_correct
+
+
+def _count_correct_by_batch(
     classifier: Classifier,
     samples: Dataset,
     views: int,
     corruption: Corruption | None,
     level: float,
-) -> int:
-    num_correct, preprocessing = 0, classifier.preprocessing
+) -> Iterator[int]:
+    preprocessing = classifier.preprocessing
     for batch_index, (images, labels) in enumerate(
         zip(samples.images.split(BATCH_SIZE), samples.labels.split(BATCH_SIZE), strict=True)
     ):
@@ -134,8 +152,5 @@ def _count_correct_under_corruption(
             pixels = preprocessing.scale_and_resize(stored)
             return preprocessing.normalize(corruption.apply(pixels, level, seed) if corruption else pixels)
 
-        predicted = classifier.compute_logits_of_stored_images(
-            images, views=views, preprocess=corrupt_and_preprocess
-        ).argmax(1)
-        num_correct += int((predicted == labels).sum())
-    return num_correct
+        predicted = classifier.compute_logits_of_stored_images(images, views=views, preprocess=prepare).argmax(1)
+        yield int((predicted == labels).sum())

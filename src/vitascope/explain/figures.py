@@ -91,7 +91,7 @@ def write_explanation_figures(
 ) -> ExplainReport:
     """Write explanations and attention maps of each image, and the faithfulness of each method over all images."""
     inputs = build_attribution_inputs(subject.model, subject.preprocessing(loaded_images.images), request.target)
-    selection = _check_and_select_maps(request, inputs)
+    selection = check_and_select_maps(request, inputs)
     with torch.no_grad():
         probabilities = predict_probabilities(subject.model, inputs.images)
     heatmaps = {method: METHODS[method](inputs).cpu() for method in request.methods}
@@ -108,7 +108,7 @@ def write_explanation_figures(
         panels = {make_panel_title(method): heatmap.numpy() for method, heatmap in image_heatmaps.items()}
         figure = draw_heat_maps_over_image(image, panels, title, caption)
         report.files += save_png_and_svg(figure, output_folder / f"explanations-{name}")
-        figure = _draw_attention_of_selected_heads(inputs, index, selection, image, title)
+        figure = draw_attention_of_selected_heads(inputs, index, selection, image, title)
         report.files += save_png_and_svg(figure, output_folder / f"heads-{name}")
         report.image_results.append(result)
     report.files += _write_logit_lens_figures(subject, inputs, names, output_folder)
@@ -121,7 +121,7 @@ def write_explanation_figures(
     return report
 
 
-def _check_and_select_maps(request: ExplainRequest, inputs: AttributionInputs) -> AttentionMapSelection:
+def check_and_select_maps(request: ExplainRequest, inputs: AttributionInputs) -> AttentionMapSelection:
     """Check the requested blocks, heads and query patch."""
     return AttentionMapSelection(
         check_one_based_indices_or_list_all(request.blocks, len(inputs.maps), "block"),
@@ -132,7 +132,7 @@ def _check_and_select_maps(request: ExplainRequest, inputs: AttributionInputs) -
     )
 
 
-def _draw_attention_of_selected_heads(
+def draw_attention_of_selected_heads(
     inputs: AttributionInputs, image_index: int, selection: AttentionMapSelection, image: NDArray, title: str
 ) -> Figure:
     heads = [head - 1 for head in selection.heads]
@@ -142,7 +142,7 @@ def _draw_attention_of_selected_heads(
     )
     names = [f"block {block}" for block in selection.blocks], [f"head {head}" for head in selection.heads]
     caption = _format_attention_caption(inputs.layout, selection.query_patch, uses_sequence_pooling(inputs.model))
-    return draw_attention_heads(image, maps.numpy(), names, selection.query_patch, title, caption)
+    return draw_attention_heads(image, maps.cpu().numpy(), names, selection.query_patch, title, caption)
 
 
 def check_one_based_indices_or_list_all(requested: list[int] | None, count: int, item_name: str) -> list[int]:

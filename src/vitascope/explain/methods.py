@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import torch
 from torch import nn
 
 from vitascope.errors import UserError, suggest_choice
@@ -18,6 +19,10 @@ from vitascope.explain.attribution import (
     attribute_by_rollout,
     build_attribution_inputs,
 )
+from vitascope.explain.maps import BATCH_SIZE
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.hardware import disable_tf32_for_float32, make_float32_inference_hardware
+from vitascope.inference.prediction import ImagesInput
 from vitascope.shapes import Images, PatchHeatmap
 
 RANDOM_DESCRIPTION = "baseline: a random order of the patches"
@@ -109,3 +114,20 @@ def get_method_key(name_or_label: str) -> str:
 def explain(model: nn.Module, images: Images, method: str = "relevance", *, target: int | None = None) -> PatchHeatmap:
     """Importance of each patch for the class `target` (default: the predicted class): batch × row × column."""
     return METHODS[get_method_key(method)](build_attribution_inputs(model, images, target))
+
+
+def explain_predictions(
+    classifier: Classifier, images: ImagesInput, method_name: str, target: str | int | None
+) -> PatchHeatmap:
+    """Explain the predictions of images that are given as in `predict`; the result is on the CPU."""
+    method = METHODS[get_method_key(method_name)]
+    if not classifier.classes:
+        raise UserError("The model has no classifier, so it has no predictions to explain. Add one with `train`.")
+    class_index = classifier.find_class_index(target) if isinstance(target, str) else target
+    with disable_tf32_for_float32(make_float32_inference_hardware(classifier.model)):
+        return torch.cat(
+            [
+                method(build_attribution_inputs(classifier.model, batch, class_index)).cpu()
+                for batch in classifier.preprocess(images).split(BATCH_SIZE)
+            ]
+        )

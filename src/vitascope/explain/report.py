@@ -55,7 +55,7 @@ def evaluate_and_write_html_report(run_path: Path, split: str | None = None, out
         raise UserError(f"{run_path} is not a run. Reports can be written only for runs.")
     if split is None and model.run.recipe.data.validation > 0:
         split = "val"
-    evaluation = model.evaluate(split, robust=False) if split else None
+    evaluation = model.evaluate(split) if split else None
     path = output_path or model.run.get_path("report.html")
     write_atomically(path, render_html_report(model, evaluation))
     return path

@@ -5,23 +5,22 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from vitascope.data.dataset import Dataset, UInt8Images
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.draw.html import make_html_table
 from vitascope.errors import UserError, format_count
 from vitascope.inference.fast import FastInference
 from vitascope.inference.hardware import disable_tf32_for_float32, make_float32_inference_hardware
 from vitascope.inference.prediction import (
     ImagesInput,
-    LoadedImages,
     Predictions,
     StoredShape,
     build_predictions,
+    check_threshold_and_temperature,
     load_or_convert_input_images,
 )
 from vitascope.inference.scoring import (
@@ -29,23 +28,20 @@ from vitascope.inference.scoring import (
     check_views_match_training,
     compute_outputs_in_batches,
 )
-from vitascope.model.anatomy import count_parameters
 from vitascope.model.config import ModelConfig
 from vitascope.model.replay import Replay, replay_forward_pass
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import ExternalWeightsRun, Run
-from vitascope.shapes import AttentionMaps, Features, Images, Logits, Tokens
+from vitascope.run.temperature import RunTemperature, read_run_temperature
+from vitascope.shapes import AttentionMaps, Features, Images, Logits, PatchHeatmap, Tokens
 from vitascope.weights.model_info import ModelInfo
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from vitascope.evaluation.report import Evaluation
 
 REPLAY_BATCH_SIZE = 32  # images whose attention maps are computed at once
-
-
-class PredictionsWithFeatures(NamedTuple):
-    predictions: Predictions | None  # None: the model has no classifier
-    features: Features
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,7 +100,8 @@ class Classifier:
         return self.model(images)
 
     @property
-    def _head(self) -> nn.Module:
+    def head(self) -> nn.Module:
+        """The layer that computes the logits from the features."""
         return self.model.head if isinstance(self.model, VisionTransformer) else cast(Any, self.model).get_classifier()
 
     def compute_pooled_features(self, images: Tensor) -> Features:
@@ -116,14 +113,36 @@ class Classifier:
         network = cast(Any, self.model)  # of timm
         return network.forward_head(network.forward_features(images), pre_logits=True)
 
-    def predict(self, images: ImagesInput, *, views: Literal[1, 2, 6, 10] = 1) -> Predictions:
+    def preprocess(self, images: ImagesInput) -> Images:
+        """Return the network's input for images as in `predict`, on its device: `model(model.preprocess("a.jpg"))`."""
+        loaded = load_or_convert_input_images(images, self.stored_shape)
+        return self.preprocessing(loaded.images.to(self.device))
+
+    def read_temperature(self, views: int = 1) -> RunTemperature | None:
+        """Return the temperature that `evaluate` fitted on the run's validation images; None if there is none."""
+        return read_run_temperature(self.run, self.weights_label, views)
+
+    def predict(
+        self,
+        images: ImagesInput,
+        *,
+        views: Literal[1, 2, 6, 10] = 1,
+        threshold: float = 0.0,
+        temperature: float | None = None,
+    ) -> Predictions:
         """Predict one or many images: paths, Pillow images, arrays (channels last) or tensors (channels first).
 
-        `views`: 1, 2 (with the mirror image), 6 or 10 (also shifted by one pixel); their logits are averaged."""
+        `views`: 1, 2 (with the mirror image), 6 or 10 (also shifted by one pixel); their logits are averaged.
+        `threshold`: predictions with a smaller probability are unsure.
+        `temperature`: the logits are divided by it; None: the run's own, as returned by `read_temperature`."""
+        check_threshold_and_temperature(threshold, temperature)
         if views != 1:
             check_views_match_training(self.run.recipe, views)
         loaded = load_or_convert_input_images(images, self.stored_shape)
-        return build_predictions(self.compute_logits_of_stored_images(loaded.images, views=views), loaded, self.classes)
+        logits = self.compute_logits_of_stored_images(loaded.images, views=views)
+        run_temperature = self.read_temperature(views)
+        temperature = temperature or (run_temperature.value if run_temperature else 1.0)
+        return build_predictions(logits, loaded, self.classes, temperature=temperature, threshold=threshold)
 
     def features(self, images: ImagesInput) -> Features:
         """Return the pooled feature vector of each image, i.e. the classifier's input. `images`: as in `predict`."""
@@ -143,20 +162,36 @@ class Classifier:
         parts = [part.expand_hidden_states_to_all_tokens() for part in self._replay_batches(images)]
         return [torch.cat(states).cpu() for states in zip(*parts, strict=True)]
 
+    def explain(
+        self, images: ImagesInput, method: str = "relevance", *, target: str | int | None = None
+    ) -> PatchHeatmap:
+        """Return the importance of each patch for a class, by default the predicted one: batch × row × column.
+
+        `images`: as in `predict`. `method`: a name in `vitascope.explain.METHODS`. `target`: a class name or index."""
+        from vitascope.explain.methods import explain_predictions
+
+        return explain_predictions(self, images, method, target)
+
+    def plot_attention(
+        self,
+        image: ImagesInput,
+        *,
+        blocks: list[int] | None = None,
+        heads: list[int] | None = None,
+        query: tuple[int, int] | None = None,
+    ) -> "Figure":
+        """Draw the attention maps of one image: a row per block and a column per head, counted from 1.
+
+        `query`: row and column of the query patch, counted from 1; None: what the classifier reads."""
+        from vitascope.explain.attention_figure import draw_attention_of_one_image
+
+        return draw_attention_of_one_image(self, image, blocks, heads, query)
+
     @torch.no_grad()
     def _replay_batches(self, images: ImagesInput) -> list[Replay]:
         batches = load_or_convert_input_images(images, self.stored_shape).images.split(REPLAY_BATCH_SIZE)
         with disable_tf32_for_float32(make_float32_inference_hardware(self.model)):
             return [replay_forward_pass(self.model, self.preprocessing(batch.to(self.device))) for batch in batches]
-
-    def predict_with_features(self, loaded_images: LoadedImages) -> PredictionsWithFeatures:
-        """Return predictions and features from one forward pass; predictions are None without a classifier."""
-        features = self.compute_features_of_stored_images(loaded_images.images)
-        if not self.classes:
-            return PredictionsWithFeatures(None, features)
-        with torch.no_grad():
-            logits = self._head(features.to(self.device)).cpu()
-        return PredictionsWithFeatures(build_predictions(logits, loaded_images, self.classes), features)
 
     def compute_features_of_stored_images(self, stored_images: UInt8Images | Dataset) -> Features:
         """Return the features of stored images, in float32 on the CPU."""
@@ -213,16 +248,28 @@ class Classifier:
         raise UserError(f"There is no class '{class_name_or_index}'. Classes: {some_classes}")
 
     def evaluate(
-        self, split: str | None = None, *, data: str | None = None, views: int = 1, robust: bool = True
+        self,
+        split: str | None = None,
+        *,
+        data: str | None = None,
+        views: int = 1,
+        robustness: bool = False,
+        target_error: float = 0.02,
+        robust: bool | None = None,
     ) -> "Evaluation":
         """Evaluate on the test images, or on another split or other data. Each use of test images is logged in the run.
 
         `views`: as in `predict`.
-        `robust=False` skips the corruption tests, which take most of the time.
-        """
+        `robustness`: also measure the accuracy on corrupted images, which takes most of the time.
+        `target_error`: the error rate for which `coverage.suggestion` is the lowest threshold of `predict`.
+        `robust`: the old name of `robustness`; it is rejected."""
         from vitascope.evaluation.evaluate import evaluate_and_log_test_use
 
-        return evaluate_and_log_test_use(self, split=split, data=data, views=views, robust=robust)
+        if robust is not None:
+            raise UserError("robust was renamed to robustness, and its default is now False: omit it, or write …=True.")
+        return evaluate_and_log_test_use(
+            self, split=split, data=data, views=views, robustness=robustness, target_error=target_error
+        )
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, library: str = "vitascope") -> Path:
         """Save config.json, model.safetensors and a model card in a folder.
@@ -251,21 +298,6 @@ class Classifier:
         return f"Classifier({self.name}, {len(self.classes)} classes, {self.device})"
 
     def _repr_html_(self) -> str:
-        epoch = f"{self.run.path}, {self.weights_label.split(',')[0]} epoch"
-        rows, size = [["run", epoch] if self.is_run else ["weights", self.name]], self.preprocessing.size
-        rows += [["image", f"{len(self.preprocessing.mean)} × {size[0]} × {size[1]}"], *self._list_network_table_rows()]
-        rows += [
-            ["inference", self.fast.description if self.fast else "float32"],
-            ["classes", ", ".join(self.classes[:12]) + (" …" if len(self.classes) > 12 else "")],
-        ]
-        return make_html_table(["property", "value"], rows)
+        from vitascope.inference.classifier_table import make_classifier_html_table
 
-    def _list_network_table_rows(self) -> list[list[str]]:
-        if not isinstance(self.model, VisionTransformer):
-            return [["network", f"timm's {type(self.model).__name__}"]]
-        config, reduction = self.config, self.token_reduction_description
-        return [
-            ["tokens", f"{config.num_tokens}{f', {reduction}' if reduction else ''}"],
-            ["blocks", f"{config.depth}, width {config.embed_dim}, {config.num_heads} heads"],
-            ["parameters", f"{count_parameters(config):,}"],
-        ]
+        return make_classifier_html_table(self)

@@ -37,7 +37,7 @@ class LoadedImages:
     """Images in order, their file names if they came from files, and the files that could not be read."""
 
     images: UInt8Images
-    files: list[str] | None = None
+    files: list[str] | None = None  # "" for an image that is not from a file
     unreadable_files: list[str] = field(default_factory=list)
 
 
@@ -62,34 +62,32 @@ def read_image_files_and_folders(paths: Iterable[Path], stored_shape: StoredShap
 
 
 def load_or_convert_input_images(images: ImagesInput, stored_shape: StoredShape) -> LoadedImages:
-    """Convert the argument of `predict` to stored images."""
-    if isinstance(images, str | os.PathLike | Image.Image):
+    """Convert the argument of `predict` to stored images. A list may mix paths, Pillow images, arrays and tensors."""
+    if isinstance(images, str | Image.Image | np.ndarray | Tensor) or not isinstance(images, Iterable):
         images = [images]
-    if isinstance(images, np.ndarray):
-        return LoadedImages(
-            _crop_and_resize_if_needed(_move_array_or_batch_to_channels_first(images, stored_shape), stored_shape)
-        )
-    if isinstance(images, Tensor):
-        return LoadedImages(_crop_and_resize_if_needed(images, stored_shape))
-    items: list[Any] = list(images) if isinstance(images, Iterable) else [images]
+    items: list[Any] = list(images)
     if not items:
         raise UserError("No images were given.")
     if all(isinstance(item, str | os.PathLike) for item in items):
         return read_image_files_and_folders([Path(item) for item in items], stored_shape)
-    if all(isinstance(item, Image.Image) for item in items):
+    parts = [_load_or_convert_one_input(item, stored_shape) for item in items]
+    files = [name for part in parts for name in part.files or [""] * len(part.images)]
+    unreadable = [name for part in parts for name in part.unreadable_files]
+    return LoadedImages(torch.cat([part.images for part in parts]), files if any(files) else None, unreadable)
+
+
+def _load_or_convert_one_input(item: Any, stored_shape: StoredShape) -> LoadedImages:
+    """Convert a path, a Pillow image, or an array or tensor, which may be a batch."""
+    if isinstance(item, str | os.PathLike):
+        return read_image_files_and_folders([Path(item)], stored_shape)
+    if isinstance(item, Image.Image):
         check_one_or_three_channels(stored_shape)
-        return LoadedImages(
-            torch.stack(
-                [crop_and_resize_pil_image(item, (stored_shape[1], stored_shape[2]), stored_shape[0]) for item in items]
-            )
-        )
-    if all(isinstance(item, np.ndarray | Tensor) for item in items):
-        tensors = [
-            item if isinstance(item, Tensor) else _move_array_or_batch_to_channels_first(item, stored_shape)
-            for item in items
-        ]
-        return LoadedImages(torch.cat([_crop_and_resize_if_needed(tensor, stored_shape) for tensor in tensors]))
-    raise UserError(f"Images must be paths, Pillow images, arrays or tensors, not {type(items[0]).__name__}.")
+        return LoadedImages(crop_and_resize_pil_image(item, (stored_shape[1], stored_shape[2]), stored_shape[0])[None])
+    if isinstance(item, np.ndarray):
+        item = _move_array_or_batch_to_channels_first(item, stored_shape)
+    if isinstance(item, Tensor):
+        return LoadedImages(_crop_and_resize_if_needed(item, stored_shape))
+    raise UserError(f"Images must be paths, Pillow images, arrays or tensors, not {type(item).__name__}.")
 
 
 def check_one_or_three_channels(stored_shape: StoredShape) -> None:
@@ -134,7 +132,9 @@ def _read_explanation_figure_names(explanations_path: Path) -> list[str]:
 
 def _move_array_or_batch_to_channels_first(image_or_batch: np.ndarray, stored_shape: StoredShape) -> Tensor:
     """Convert an array with channels last (rows × columns × 1 to 4), or a batch, to a tensor with channels first."""
-    tensor = torch.from_numpy(np.ascontiguousarray(image_or_batch))
+    tensor = torch.from_numpy(
+        np.require(image_or_batch, requirements=("C_CONTIGUOUS", "WRITEABLE"))
+    )  # copied only if needed
     if tensor.ndim == 2:
         return tensor[None]
     if tensor.ndim == 3 and tensor.shape[-1] <= 4:
@@ -197,23 +197,32 @@ class Prediction:
     """The prediction for one image."""
 
     file: str | None
-    label: str
+    label: str  # the most probable class, also if the prediction is unsure
     probability: float
     probabilities: dict[str, float]  # of every class, in the order of the run's classes
+    is_unsure: bool = False  # the probability is below the threshold
+    temperature: float = 1.0  # by which the logits were divided
 
     @property
     def classes_by_probability(self) -> list[ClassProbability]:
         """All classes, the most probable first."""
         return [ClassProbability(*item) for item in sorted(self.probabilities.items(), key=lambda item: -item[1])]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON; the predicted class has the key `class`."""
-        return {
+    def as_dict(self, top_k: int | None = None) -> dict[str, Any]:
+        """Return a dictionary for JSON; the predicted class has the key `class`.
+
+        `top_k`: the key `top_k` with the most probable classes replaces `probabilities`."""
+        common = {
             "file": self.file,
             "class": self.label,
             "probability": self.probability,
-            "probabilities": self.probabilities,
+            "unsure": self.is_unsure,
+            "temperature": self.temperature,
         }
+        if top_k is None:
+            return common | {"probabilities": self.probabilities}
+        best = [{"class": name, "probability": value} for name, value in self.classes_by_probability[:top_k]]
+        return common | {"top_k": best}
 
 
 @dataclass(frozen=True)
@@ -249,6 +258,7 @@ class Predictions(Sequence[Prediction]):
             {
                 "image": image.permute(1, 2, 0).numpy(),
                 "file": item.file or "",
+                "unsure": item.is_unsure,
                 "classes": item.classes_by_probability[:3],
             }
             for item, image in shown
@@ -257,16 +267,34 @@ class Predictions(Sequence[Prediction]):
         return render_template("predictions.html.j2", rows=rows, num_more=num_more, colour=COLOURS[0])
 
 
-def build_predictions(logits: Logits, loaded_images: LoadedImages, classes: list[str]) -> Predictions:
-    """Convert logits to predictions; the softmax is in float64, so that probabilities sum to 1."""
+def build_predictions(
+    logits: Logits,
+    loaded_images: LoadedImages,
+    classes: list[str],
+    *,
+    temperature: float = 1.0,
+    threshold: float = 0.0,
+) -> Predictions:
+    """Convert logits to predictions; the softmax is in float64, so that probabilities sum to 1.
+
+    The logits are divided by `temperature`. Predictions with a probability below `threshold` are unsure."""
     if not classes:
         raise UserError(
             "The model has no classifier. Compute features with `vitascope embed`, or add a classifier with `train`."
         )
     items = []
-    for index, probabilities in enumerate(logits.double().softmax(1).tolist()):
+    class_indices = logits.argmax(1).tolist()  # not of the probabilities: two of them may round to the same number
+    for index, probabilities in enumerate((logits.double() / temperature).softmax(1).tolist()):
+        probability = probabilities[class_indices[index]]
+        file = loaded_images.files[index] or None if loaded_images.files else None
         probability_by_class = dict(zip(classes, probabilities, strict=True))
-        label = max(probability_by_class, key=probability_by_class.__getitem__)
-        file = loaded_images.files[index] if loaded_images.files else None
-        items.append(Prediction(file, label, probability_by_class[label], probability_by_class))
+        label, is_unsure = classes[class_indices[index]], probability < threshold
+        items.append(Prediction(file, label, probability, probability_by_class, is_unsure, temperature))
     return Predictions(items, loaded_images.images, loaded_images.unreadable_files)
+
+
+def check_threshold_and_temperature(threshold: float, temperature: float | None) -> None:
+    if not 0 <= threshold <= 1:
+        raise UserError(f"The threshold {threshold:g} is not a probability. Choose one between 0 and 1, such as 0.9.")
+    if temperature is not None and not 0 < temperature < float("inf"):
+        raise UserError(f"The temperature {temperature:g} must be positive. 1 leaves the probabilities unchanged.")

@@ -127,6 +127,19 @@ def flatten_and_format_settings(sections: SectionSettings) -> dict[str, str]:
     return {name: format_value_for_command_line(value) for name, value in flatten_sections(sections).items()}
 
 
+def format_keyword_settings(settings: dict[str, Any]) -> list[str]:
+    """Return key=value texts of settings that are sections (train={"epochs": 5}) or full names ("train.epochs": 5)."""
+    overrides: dict[str, str] = {}
+    for keyword, value in settings.items():
+        if keyword in ("model", "data", "train", *OBJECTIVE_SECTIONS) and not isinstance(value, dict):
+            raise UserError(f'{keyword}={value!r} is not a section of settings. Write {keyword}={{"NAME": VALUE}}.')
+        for name, text in flatten_and_format_settings({keyword: value}).items():
+            if name in overrides:
+                raise UserError(f"{name} is given twice: {overrides[name]} and {text}. Give it once.")
+            overrides[name] = text
+    return [f"{name}={text}" for name, text in overrides.items()]
+
+
 def hash_values(values: Any, num_digits: int = 16) -> str:
     """Return a hash of plain values in hexadecimal digits."""
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=num_digits // 2).hexdigest()

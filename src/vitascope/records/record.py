@@ -176,7 +176,7 @@ def _get_or_run_first_test_evaluation(run: Run, views: int) -> EvalLogEntry:
         model = open_model(run, device="auto")
         if not has_test_images(run, model.info):
             raise UserError(f"{run.recipe.data.name} has no test images. A record needs test images.")
-        model.evaluate(views=views, robust=False)
+        model.evaluate(views=views)
         log_entry = find_first_finished_test_entry(run, views)
     if log_entry is None or "recall" not in log_entry.result:
         raise UserError(

@@ -254,7 +254,7 @@ def score_and_collect_run_result(run: Run, design: Design) -> RunResult:
     """Return the results of a run that the report needs, small enough for a storage."""
     rows, recipe, machine_info = run.metrics, run.recipe, run.machine
     if design.eval_split == "test":
-        accuracy = open_model(run, device=recipe.train.device).evaluate(robust=False).accuracy
+        accuracy = open_model(run, device=recipe.train.device).evaluate().accuracy
     else:
         accuracy = rows[-1]["val_accuracy"]
     curves = {name: [round(row[name], 4) for row in rows if name in row] for name in CURVE_NAMES}

@@ -14,7 +14,7 @@ from vitascope.data.dataset import has_fingerprint
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.schema import Recipe, format_recipe_yaml, format_value_for_command_line
+from vitascope.recipe.schema import Recipe, format_keyword_settings, format_recipe_yaml
 from vitascope.run.checkpoint import (
     Checkpoint,
     clean_up_checkpoints,
@@ -68,9 +68,10 @@ class RunCallback(Tracker, Protocol):
 
 
 def train(recipe: str, *, runs: str | os.PathLike[str] = "runs", quiet: bool = False, **settings: Any) -> Run:
-    """Train a recipe (a name or a path) with settings such as **{"train.epochs": 5}. Return the finished run."""
-    overrides = [f"{key}={format_value_for_command_line(value)}" for key, value in settings.items()]
-    return train_recipe(read_recipe(recipe, overrides), Path(runs), make_console(quiet))
+    """Train a recipe (a name or a path). Return the finished run.
+
+    Settings are sections such as train={"epochs": 5}, or full names such as **{"train.epochs": 5}, or both."""
+    return train_recipe(read_recipe(recipe, format_keyword_settings(settings)), Path(runs), make_console(quiet))
 
 
 def resume(run: str | os.PathLike[str], *, quiet: bool = False, force: bool = False) -> Run:

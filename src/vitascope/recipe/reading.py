@@ -54,6 +54,7 @@ SETTING_ALIASES = {  # names of other libraries -> the setting
 }
 SECTION_NAMES = ("model", "data", "train", *OBJECTIVE_SECTIONS)
 BOOLEAN_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
+DATA_PREFIX = "data:"  # before the name of a data set, because a recipe may have the same name
 RECIPES_FOLDER = Path(__file__).parent.parent / "recipes"
 
 
@@ -78,8 +79,16 @@ def find_recipe_path(name_or_path: str) -> Path:
         raise UserError(f"There is no recipe file '{name_or_path}'.")
     raise UserError(
         f"There is no recipe '{name_or_path}'. {suggest_choice(name_or_path, list_recipe_names())} "
-        "A path to a .yaml file works too."
+        "A path to a .yaml file works too; train also accepts a folder of images, an .npz file and data:NAME."
     )
+
+
+def is_data_reference(name_or_path: str) -> bool:
+    """Return whether `train` should choose the settings: data:NAME, a folder or an .npz file instead of a recipe."""
+    if name_or_path in list_recipe_names():
+        return False
+    path = Path(name_or_path)
+    return name_or_path.startswith(DATA_PREFIX) or path.is_dir() or path.suffix == ".npz"
 
 
 class OptionalRecipeArgs(NamedTuple):
@@ -108,7 +117,10 @@ def split_required_recipe_args(args: Sequence[str] | None) -> RequiredRecipeArgs
         listed = "\n".join(
             f"  {name:<{width}}  {read_builtin_recipe_description(name)}" for name in list_recipe_names()
         )
-        raise UserError(f"Give a recipe first: one of these, or a path to a .yaml file.\n{listed}")
+        raise UserError(
+            "Give a recipe or images first: one of these recipes, a path to a .yaml file, a folder of images, an .npz "
+            f"file or data:NAME.\n{listed}"
+        )
     return RequiredRecipeArgs(args[0], list(args[1:]))
 
 

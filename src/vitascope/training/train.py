@@ -13,7 +13,7 @@ from rich.console import Console
 from vitascope.data.dataset import has_fingerprint
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.reading import read_recipe
+from vitascope.recipe.reading import is_data_reference, read_recipe
 from vitascope.recipe.schema import Recipe, format_recipe_yaml, format_value_for_command_line
 from vitascope.run.checkpoint import Checkpoint, load_checkpoint, read_model_info, save_model_info
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
@@ -60,9 +60,18 @@ class RunCallback(Tracker, Protocol):
     def begin_run(self, run: Run) -> None: ...
 
 
-def train(recipe: str, *, runs: str | os.PathLike[str] = "runs", quiet: bool = False, **settings: Any) -> Run:
-    """Train a recipe (a name or a path) with settings such as **{"train.epochs": 5}. Return the finished run."""
+def train(
+    recipe: str | os.PathLike[str], *, runs: str | os.PathLike[str] = "runs", quiet: bool = False, **settings: Any
+) -> Run:
+    """Train a recipe (a name or a path) with settings such as **{"train.epochs": 5}. Return the finished run.
+
+    A folder of images, an .npz file or data:NAME instead of a recipe is trained with chosen settings."""
+    recipe = os.fspath(recipe)
     overrides = [f"{key}={format_value_for_command_line(value)}" for key, value in settings.items()]
+    if is_data_reference(recipe):
+        from vitascope.training.auto.train_images import choose_settings_and_train
+
+        return choose_settings_and_train(recipe, overrides, Path(runs), make_console(quiet))
     return train_recipe(read_recipe(recipe, overrides), Path(runs), make_console(quiet))
 
 

@@ -15,7 +15,16 @@ from PIL import ExifTags, Image
 from torch import Tensor
 
 from vitascope.data.config import DataConfig
-from vitascope.data.dataset import Dataset, DataSource, ImageFiles, ImageSize, Labels, MemoryDataset, SplitName
+from vitascope.data.dataset import (
+    Dataset,
+    DataSource,
+    ImageFiles,
+    ImageSize,
+    Labels,
+    ListedImages,
+    MemoryDataset,
+    SplitName,
+)
 from vitascope.data.decoding import (
     MAX_INLINE_BYTES,
     ImageFormat,
@@ -65,7 +74,8 @@ def open_image_folder(
             f"model.in_chans={num_channels} is not possible for image files. Choose 1 (grayscale) or 3 (RGB)."
         )
     reader = ImageFolderReader(folders, classes, ImageFormat(num_channels, *image_size), config)
-    return DataSource(path.resolve().name, classes, reader.load_split, tuple(folders), reader.skipped_paths)
+    name = path.resolve().name
+    return DataSource(name, classes, reader.load_split, tuple(folders), reader.skipped_paths, reader.list_files)
 
 
 @dataclass(frozen=True)
@@ -78,12 +88,20 @@ class ImageFolderReader:
     config: DataConfig
     skipped_paths: list[str] = field(default_factory=list)
 
+    def list_files(self, split_name: SplitName) -> ListedImages:
+        """List the files of a split and their labels, without decoding."""
+        files, labels = self._list_files_and_labels(split_name)
+        return ListedImages([file.path for file in files], labels)
+
+    def _list_files_and_labels(self, split_name: SplitName) -> tuple[list[ListedFile], Labels]:
+        listed = [list_image_files(self.split_folders[split_name] / name) for name in self.class_names]
+        files = [file for files_of_class in listed for file in files_of_class]
+        return files, torch.repeat_interleave(torch.tensor([len(files_of_class) for files_of_class in listed]))
+
     def load_split(self, split_name: SplitName) -> Dataset:
         """Read all images of a split, or only find out which can be read if they do not fit into memory."""
         folder = self.split_folders[split_name]
-        listed = [list_image_files(folder / name) for name in self.class_names]
-        files = [file for files_of_class in listed for file in files_of_class]
-        labels = torch.repeat_interleave(torch.tensor([len(files_of_class) for files_of_class in listed]))
+        files, labels = self._list_files_and_labels(split_name)
         paths, sizes = [file.path for file in files], [file.num_bytes for file in files]
         image_files = ImageFiles(paths, sizes, str(folder), self.config.fingerprint == "contents")
         if fits_into_memory(len(files), self.image_format, self.config.memory):

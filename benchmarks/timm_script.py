@@ -25,8 +25,8 @@ workers = 8 if device == "cuda" else 0
 train_loader = DataLoader(train_data, batch_size=32, shuffle=True, num_workers=workers)
 test_loader = DataLoader(test_data, batch_size=64, num_workers=workers)
 
-model = timm.create_model("deit_tiny_patch16_224", checkpoint_path=weights)
-model.reset_classifier(len(train_data.classes))
+source, num_classes = {"file": weights}, len(train_data.classes)
+model = timm.create_model("deit_tiny_patch16_224", True, num_classes=num_classes, pretrained_cfg_overlay=source)
 model.to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(train_loader))
@@ -39,7 +39,7 @@ for epoch in range(epochs):
         loss.backward()
         optimizer.step()
         scheduler.step()
-    print(f"epoch {epoch + 1}: loss {loss.item():.3f}", flush=True)
+    print(f"epoch {epoch + 1} of {epochs}", flush=True)
 
 model.eval()
 with torch.no_grad():

@@ -19,7 +19,7 @@ from tests.training.test_finetuning import assert_same, stopped_run
 from tests.training.tiny import tiny_run
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.data.config import DataConfig, resolve_augmentation
-from vitascope.data.splits import load_train_and_validation_data
+from vitascope.data.open_data import load_train_and_validation_data
 from vitascope.inference.hardware import InferenceHardware
 from vitascope.recipe.reading import is_data_reference, read_recipe
 from vitascope.recipe.schema import Recipe, format_value_for_command_line

@@ -1,4 +1,4 @@
-"""Compute outputs, logits, loss and accuracy of stored images, also averaged over views; the interval of an accuracy."""
+"""Compute outputs, logits, loss and accuracy of stored images, also averaged over views; intervals of accuracies."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -55,6 +55,7 @@ SETTING_ALIASES = {  # names of other libraries -> the setting
 SECTION_NAMES = ("model", "data", "train", *OBJECTIVE_SECTIONS)
 BOOLEAN_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
 DATA_PREFIX = "data:"  # before the name of a data set, because a recipe may have the same name
+RECIPE_SUFFIXES = (".yaml", ".yml")
 RECIPES_FOLDER = Path(__file__).parent.parent / "recipes"
 
 
@@ -73,9 +74,15 @@ def find_recipe_path(name_or_path: str) -> Path:
     """Return the path of a recipe, given its name or path."""
     if name_or_path in list_recipe_names():
         return RECIPES_FOLDER / f"{name_or_path}.yaml"
+    suffix = Path(name_or_path).suffix
     if Path(name_or_path).is_file():
+        if suffix not in (*RECIPE_SUFFIXES, ""):
+            raise UserError(
+                f"{name_or_path} is not a recipe: a recipe's file name ends in {' or '.join(RECIPE_SUFFIXES)}. To train "
+                "on images, give their folder, with one subfolder per class, or an .npz file."
+            )
         return Path(name_or_path)
-    if Path(name_or_path).suffix in (".yaml", ".yml"):
+    if suffix in RECIPE_SUFFIXES:
         raise UserError(f"There is no recipe file '{name_or_path}'.")
     raise UserError(
         f"There is no recipe '{name_or_path}'. {suggest_choice(name_or_path, list_recipe_names())} "

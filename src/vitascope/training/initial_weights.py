@@ -17,6 +17,7 @@ from torch import Tensor
 from vitascope.data.open_data import TrainingData, draw_stratified_subset_indices
 from vitascope.errors import UserError
 from vitascope.inference.hardware import InferenceHardware
+from vitascope.inference.scoring import compute_outputs_in_eval_mode
 from vitascope.model.patches import PatchEmbed, patchify
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
@@ -24,7 +25,6 @@ from vitascope.recipe.schema import Recipe, format_value_for_command_line
 from vitascope.run.directory import is_run_folder, open_run_or_newest
 from vitascope.shapes import Patches
 from vitascope.training.objectives.feature_metrics import fit_linear_probe
-from vitascope.inference.scoring import compute_outputs_in_eval_mode
 from vitascope.weights.adaptation import SETTINGS_WITHOUT_WEIGHTS, AdaptedModel, adapt
 from vitascope.weights.adaptation_report import ADAPTABLE_SETTINGS, AdaptationReport, TensorChange
 from vitascope.weights.files import WEIGHTS_SUFFIXES

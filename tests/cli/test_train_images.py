@@ -103,7 +103,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(vitascope, here, words, sentence)
 
 def test_an_offline_machine_without_weights_says_so_and_trains_from_scratch(vitascope, here) -> None:
     (here / "weights/tiny.safetensors").unlink()
-    answer = vitascope("train", "photos", *QUICK, "train.epochs=1")
+    small = ("train.epochs=1", "model.embed_dim=16", "model.depth=1")
+    answer = vitascope("train", "photos", *QUICK, *small)
     assert answer.code == 0, answer.err
     assert "Weights: none; none are on this machine, and the Hugging Face Hub cannot be reached" in answer.out
     assert "Choice: from scratch" in answer.out

@@ -78,8 +78,8 @@ def find_recipe_path(name_or_path: str) -> Path:
     if Path(name_or_path).is_file():
         if suffix not in (*RECIPE_SUFFIXES, ""):
             raise UserError(
-                f"{name_or_path} is not a recipe: a recipe's file name ends in {' or '.join(RECIPE_SUFFIXES)}. To train "
-                "on images, give their folder, with one subfolder per class, or an .npz file."
+                f"{name_or_path} is not a recipe: a recipe's file name ends in {' or '.join(RECIPE_SUFFIXES)}. "
+                "To train on images, give their folder, with one subfolder per class, or an .npz file."
             )
         return Path(name_or_path)
     if suffix in RECIPE_SUFFIXES:

@@ -131,6 +131,10 @@ def test_many_small_gray_images_need_no_pretrained_weights_and_get_the_recipe_of
     chosen = read_choice(choice)
     assert choice.start == SCRATCH and "60,000" not in choice.reasons["start"] and "gray" in choice.reasons["start"]
     assert (chosen.model, chosen.train) == (recipe.model, recipe.train)
+    digits = ImageFacts("digits", (80,) * 10, (8, 8), 1, has_default_augmentation=True)
+    assert choose_settings(digits, WEIGHTS, SLOW).start == SCRATCH
+    assert choose_settings(replace(digits, class_counts=(8,) * 10), WEIGHTS, SLOW).start == FINE_TUNING
+    assert choose_settings(replace(digits, num_channels=3), WEIGHTS, FAST).start == FINE_TUNING
 
 
 def test_few_classes_and_colour_choose_the_network_from_scratch() -> None:

@@ -22,8 +22,10 @@ MAX_RESIZE_SECONDS = 600.0  # smaller photos are enlarged to the weights' resolu
 MAX_SECONDS = 1800.0  # a run that would take longer gets fewer passes over the images
 MIN_PASSES = 3  # of fine-tuning; if even these take too long, only the classifier is trained
 MANY_IMAGES = 20_000  # from here on, a small network learns gray images from scratch as well as a pretrained one
+TINY_SIDE, MIN_TINY_IMAGES = 16, 500  # of gray images this small, a few hundred are enough (recipe digits)
 SMALL_SIDE = 32  # pixels; images up to this size have a recorded recipe for training from scratch
 ADAPTED_GRID = 8  # patches per side where the patches of the weights are adapted to small photos
+MIN_ADAPTED_SIDE = 28  # pixels; smaller images are enlarged, because smaller patches show too little
 MAX_SCRATCH_SIDE = 64  # pixels, from scratch
 FEW_IMAGES_FOR_SCRATCH = 5_000  # with fewer, the network is smaller
 SMALL_NETWORK = {"embed_dim": 128, "depth": 6}
@@ -54,8 +56,12 @@ class Choice:
 
 def get_reason_for_scratch(images: ImageFacts) -> str | None:
     """Return why pretrained weights are not needed; None if they should be used where there are any."""
-    if images.num_channels == 1 and images.short_side <= SMALL_SIDE and images.num_train >= MANY_IMAGES:
+    if images.num_channels != 1:
+        return None
+    if images.short_side <= SMALL_SIDE and images.num_train >= MANY_IMAGES:
         return f"{images.num_train:,} small gray images are enough for a small network"
+    if images.short_side <= TINY_SIDE and images.num_train >= MIN_TINY_IMAGES:
+        return f"a small network suffices for gray images of {images.short_side} pixels"
     return None
 
 
@@ -147,7 +153,7 @@ def _choose_resolution(
     seconds = estimate_seconds(images, own_model, machine, passes)
     if seconds <= MAX_RESIZE_SECONDS or own_model.tokenizer != "patch":
         return own_model, f"the weights' own: enlarging photos of {side} pixels is more accurate than other patches"
-    adapted = adapt_resolution(own_model, side)
+    adapted = adapt_resolution(own_model, max(side, MIN_ADAPTED_SIDE))
     if adapted.num_patches >= own_model.num_patches:
         return own_model, f"the weights' own, because {side} pixels would need as many patches"
     minutes = seconds / 60

@@ -56,6 +56,7 @@ SECTION_NAMES = ("model", "data", "train", *OBJECTIVE_SECTIONS)
 BOOLEAN_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
 DATA_PREFIX = "data:"  # before the name of a data set, because a recipe may have the same name
 RECIPE_SUFFIXES = (".yaml", ".yml")
+DATA_SUFFIXES = (".npz", ".csv")  # files that train accepts instead of a recipe
 RECIPES_FOLDER = Path(__file__).parent.parent / "recipes"
 
 
@@ -95,7 +96,7 @@ def is_data_reference(name_or_path: str) -> bool:
     if name_or_path in list_recipe_names():
         return False
     path = Path(name_or_path)
-    return name_or_path.startswith(DATA_PREFIX) or path.is_dir() or path.suffix == ".npz"
+    return name_or_path.startswith(DATA_PREFIX) or path.is_dir() or path.suffix in DATA_SUFFIXES
 
 
 class OptionalRecipeArgs(NamedTuple):

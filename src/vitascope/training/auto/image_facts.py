@@ -5,11 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
+from typing import NamedTuple
 
 import torch
 
 from vitascope.data.config import POLICIES, DataConfig
-from vitascope.data.dataset import DataSource, ImageSize, Labels
+from vitascope.data.dataset import DataSource, ImageShape, ImageSize, Labels, SplitName
 from vitascope.data.open_data import check_data_name_exists, open_data_source
 from vitascope.data.sources.folder import image_file_has_colour, read_image_size
 from vitascope.errors import UserError
@@ -59,51 +60,51 @@ def collect_image_facts(config: DataConfig, *, is_validation_given: bool) -> Ima
     """Look at the data set. Without a given data.validation, few images have a larger part held out."""
     check_data_name_exists(config)
     source = open_data_source(config, LISTING_SIZE, 3)
-    facts = _collect_folder_facts(source, config) if source.list_files else _collect_array_facts(source, config)
-    if not is_validation_given and not facts.num_own_validation and sum(facts.class_counts) < FEW_IMAGES:
-        facts = replace(facts, validation=FEW_IMAGES_VALIDATION)
-    return facts
-
-
-def _collect_array_facts(source: DataSource, config: DataConfig) -> ImageFacts:
-    """Look at a data set that is stored in arrays: all images have one size."""
-    train = source.load_split("train")
-    channels, rows, columns = train.image_shape
-    return ImageFacts(
+    paths, labels, image_shape = _list_split(source, "train")
+    if paths is not None:  # the true sizes and colours are those of the files
+        num_channels = 3 if _have_colours(_choose_evenly(paths, MAX_COLOUR_FILES)) else 1
+        image_size = _compute_median_size(paths, config.name)
+    else:
+        num_channels, *image_size = image_shape
+    facts = ImageFacts(
         data_name=config.name,
-        class_counts=_count_per_class(train.labels, len(source.classes)),
-        image_size=(rows, columns),
-        num_channels=channels,
-        num_own_validation=len(source.load_split("val")) if "val" in source.split_names else 0,
+        class_counts=tuple(torch.bincount(labels, minlength=len(source.classes)).tolist()),
+        image_size=(image_size[0], image_size[1]),
+        num_channels=num_channels,
+        num_own_validation=len(_list_split(source, "val").labels) if "val" in source.split_names else 0,
         has_test="test" in source.split_names,
         validation=config.validation,
         fraction=config.fraction,
         has_default_augmentation=config.name in POLICIES,
     )
+    if not is_validation_given and not facts.num_own_validation and sum(facts.class_counts) < FEW_IMAGES:
+        return replace(facts, validation=FEW_IMAGES_VALIDATION)
+    return facts
 
 
-def _collect_folder_facts(source: DataSource, config: DataConfig) -> ImageFacts:
-    """Look at a folder of image files. Sizes and colours are those of evenly chosen files."""
-    if source.list_files is None:
-        raise UserError(f"{config.name} is not a folder of images.")
-    paths, labels = source.list_files("train")
+class _ListedSplit(NamedTuple):
+    """The files of a split (None: arrays), its labels, and the shape of images in arrays."""
+
+    paths: list[str] | None
+    labels: Labels
+    image_shape: ImageShape
+
+
+def _list_split(source: DataSource, split_name: SplitName) -> _ListedSplit:
+    """List the images of a split; of a folder without decoding them."""
+    if source.list_files is not None:
+        paths, labels = source.list_files(split_name)
+        return _ListedSplit(paths, labels, (3, *LISTING_SIZE))
+    split = source.load_split(split_name)
+    return _ListedSplit(split.file_paths, split.labels, split.image_shape)
+
+
+def _compute_median_size(paths: Sequence[str], data_name: str) -> ImageSize:
+    """Return the median rows and columns of evenly chosen files."""
     sizes = _read_sizes(_choose_evenly(paths, MAX_SIZED_FILES))
     if not sizes:
-        raise UserError(f"{config.name}: none of the files can be read as an image. Check the folder.")
-    return ImageFacts(
-        data_name=config.name,
-        class_counts=_count_per_class(labels, len(source.classes)),
-        image_size=(median_low(rows for rows, _ in sizes), median_low(columns for _, columns in sizes)),
-        num_channels=3 if _have_colours(_choose_evenly(paths, MAX_COLOUR_FILES)) else 1,
-        num_own_validation=len(source.list_files("val")[0]) if "val" in source.split_names else 0,
-        has_test="test" in source.split_names,
-        validation=config.validation,
-        fraction=config.fraction,
-    )
-
-
-def _count_per_class(labels: Labels, num_classes: int) -> tuple[int, ...]:
-    return tuple(torch.bincount(labels, minlength=num_classes).tolist())
+        raise UserError(f"{data_name}: none of the files can be read as an image. Check the folder.")
+    return median_low(rows for rows, _ in sizes), median_low(columns for _, columns in sizes)
 
 
 def _choose_evenly(paths: Sequence[str], max_paths: int) -> list[str]:

@@ -175,7 +175,8 @@ def format_chosen_recipe(data_ref: str, user: Recipe, choice: Choice, overrides:
 def make_recipe_name(data_name: str) -> str:
     """Return the name of the runs' folder: that of the images. A recipe's name gets an ending."""
     path = Path(data_name)
-    name = re.sub(r"[^\w.-]+", "-", path.stem if path.suffix == ".npz" else path.name).strip("-.") or "images"
+    stem = {".npz": path.stem, ".csv": path.parent.name}.get(path.suffix, path.name)
+    name = re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "images"
     return f"{name}-auto" if name in list_recipe_names() else name
 
 

@@ -102,10 +102,13 @@ def test_photos_at_least_as_large_as_the_weights_keep_their_resolution_on_every_
 def test_small_photos_are_enlarged_where_that_takes_minutes_and_else_their_patches_are_adapted() -> None:
     images = replace(PHOTOS, class_counts=(500,) * 10, image_size=(64, 64))
     fast, slow = (choose_settings(images, WEIGHTS, machine) for machine in (FAST, SLOW))
-    assert estimate_seconds(images, DEIT, SLOW, 15) > MAX_RESIZE_SECONDS > estimate_seconds(images, DEIT, FAST, 15)
+    assert estimate_seconds(images, DEIT, SLOW, 5) > MAX_RESIZE_SECONDS > estimate_seconds(images, DEIT, FAST, 5)
     assert (fast.settings["model.img_size"], fast.settings["model.patch_size"]) == (224, 16)
     assert (slow.settings["model.img_size"], slow.settings["model.patch_size"]) == (64, 8)
-    assert "enlarged, they would take" in slow.reasons["resolution"]
+    assert "enlarged, 5 passes would take" in slow.reasons["resolution"]
+    fewer = choose_settings(replace(images, class_counts=(50,) * 10), WEIGHTS, SLOW)
+    assert fewer.settings["model.img_size"] == 224 and fewer.seconds <= MAX_RESIZE_SECONDS
+    assert "18 instead of 20 passes, to end within 10 minutes" in fewer.reasons["length"]
 
 
 @given(st.integers(2, 223))

@@ -6,7 +6,7 @@ The measurements behind the rules: docs/pretrained.md ("From scratch or pretrain
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitascope.model.anatomy import count_forward_flops_per_image
 from vitascope.model.config import ModelConfig
@@ -18,7 +18,8 @@ from vitascope.training.auto.image_facts import ImageFacts
 SCRATCH, LINEAR_PROBE, FINE_TUNING = "from scratch", "linear probe", "fine-tuning"
 MIN_STEPS_PER_EPOCH = 10
 MIN_BATCH_SIZE, MAX_BATCH_SIZE = 8, 128
-MAX_RESIZE_SECONDS = 600.0  # smaller photos are enlarged to the weights' resolution if the run takes no longer
+MAX_RESIZE_SECONDS = 600.0  # smaller photos are enlarged to the weights' resolution if a short run takes no longer
+MIN_RESIZED_PASSES = 5  # of such a short run
 MAX_SECONDS = 1800.0  # a run that would take longer gets fewer passes over the images
 MIN_PASSES = 3  # of fine-tuning; if even these take too long, only the classifier is trained
 MANY_IMAGES = 20_000  # from here on, a small network learns gray images from scratch as well as a pretrained one
@@ -97,15 +98,15 @@ def estimate_seconds(images: ImageFacts, model: ModelConfig, machine: MachineFac
 def _choose_pretrained(images: ImageFacts, weights: WeightsAtHand, machine: MachineFacts) -> Choice:
     passes = next((passes for limit, passes in FINE_TUNING_PASSES if images.num_train < limit), MANY_IMAGE_PASSES)
     own_model = replace(weights.model, num_classes=images.num_classes, in_chans=images.num_channels)
-    model, size_reason = _choose_resolution(images, own_model, machine, passes)
+    model, size_reason, max_seconds = _choose_resolution(images, own_model, machine)
     seconds_per_pass = estimate_seconds(images, model, machine, 1)
     probe_seconds = images.num_train * count_forward_flops_per_image(model) / machine.flops_per_second
     reasons = {"resolution": size_reason}
-    affordable = int((MAX_SECONDS - probe_seconds) / seconds_per_pass)
+    affordable = int((max_seconds - probe_seconds) / seconds_per_pass)
     if affordable < MIN_PASSES:
         return _choose_linear_probe(images, weights, model, reasons, probe_seconds)
     if affordable < passes:
-        reasons["length"] = f"{affordable} instead of {passes} passes, to end within {MAX_SECONDS / 60:.0f} minutes"
+        reasons["length"] = f"{affordable} instead of {passes} passes, to end within {max_seconds / 60:.0f} minutes"
         passes = affordable
     batch_size = choose_batch_size(images.num_train)
     passes_per_epoch = choose_passes_per_epoch(images.num_train, batch_size)
@@ -143,21 +144,28 @@ def _choose_linear_probe(
     return Choice(LINEAR_PROBE, settings, {"start": start, **reasons}, 2.3 * probe_seconds)
 
 
-def _choose_resolution(
-    images: ImageFacts, own_model: ModelConfig, machine: MachineFacts, passes: int
-) -> tuple[ModelConfig, str]:
-    """Return the model at the resolution to use, and the reason."""
+class _Resolution(NamedTuple):
+    """The model at the resolution to use, the reason, and the longest run at this resolution."""
+
+    model: ModelConfig
+    reason: str
+    max_seconds: float = MAX_SECONDS
+
+
+def _choose_resolution(images: ImageFacts, own_model: ModelConfig, machine: MachineFacts) -> _Resolution:
+    """Keep the weights' resolution, unless the photos are smaller and enlarging them would take too long."""
     own_side, side = min(own_model.image_shape), images.short_side
     if side >= own_side:
-        return own_model, f"the weights' own; the photos are at least as large ({side} pixels)"
-    seconds = estimate_seconds(images, own_model, machine, passes)
-    if seconds <= MAX_RESIZE_SECONDS or own_model.tokenizer != "patch":
-        return own_model, f"the weights' own: enlarging photos of {side} pixels is more accurate than other patches"
+        return _Resolution(own_model, f"the weights' own; the photos are at least as large ({side} pixels)")
     adapted = adapt_resolution(own_model, max(side, MIN_ADAPTED_SIDE))
-    if adapted.num_patches >= own_model.num_patches:
-        return own_model, f"the weights' own, because {side} pixels would need as many patches"
-    minutes = seconds / 60
-    return adapted, f"the photos' own {side} pixels: enlarged, they would take {minutes:.0f} minutes"
+    if own_model.tokenizer != "patch" or adapted.num_patches >= own_model.num_patches:
+        return _Resolution(own_model, f"the weights' own, because {side} pixels would need as many patches")
+    seconds = estimate_seconds(images, own_model, machine, MIN_RESIZED_PASSES)
+    if seconds <= MAX_RESIZE_SECONDS:
+        reason = f"the weights' own: enlarging photos of {side} pixels is more accurate than other patches"
+        return _Resolution(own_model, reason, MAX_RESIZE_SECONDS)
+    minutes = f"{MIN_RESIZED_PASSES} passes would take {seconds / 60:.0f} minutes"
+    return _Resolution(adapted, f"patches adapted to photos of {side} pixels: enlarged, {minutes}")
 
 
 def adapt_resolution(model: ModelConfig, side: int) -> ModelConfig:

@@ -46,7 +46,7 @@ def test_a_folder_is_trained_with_chosen_settings_that_can_be_repeated(vitascope
     assert "2 epochs of 12 steps, batch size 8" in lines[3] and "on two cores" in lines[4]
     run = open_run_or_newest("runs/photos")
     assert re.search(
-        r"Validation accuracy: \d+\.\d% \(95 % confidence interval \d+\.\d% to \d+\.\d%, 13 images\)\n", answer.out
+        r"Validation accuracy: \d+\.\d % \(95 % confidence interval \d+\.\d % to \d+\.\d %, 13 images\)\n", answer.out
     )
     assert lines[-1] == f"Next: vitascope evaluate {run.path} --split val, or vitascope predict {run.path} PHOTO"
     assert (run.recipe.train.epochs, run.recipe.train.head_init, run.recipe.name) == (2, "linear_probe", "photos")

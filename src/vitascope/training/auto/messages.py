@@ -5,6 +5,7 @@ from pathlib import Path
 from vitascope.errors import format_count
 from vitascope.inference.scoring import wilson_interval
 from vitascope.model.anatomy import count_forward_flops_per_image
+from vitascope.number_format import format_percent
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
 from vitascope.training.auto.choose_settings import FINE_TUNING, Choice, MachineFacts
@@ -86,9 +87,10 @@ def describe_result(run: Run, images: ImageFacts) -> str:
     if rows and "val_accuracy" in rows[-1] and num_images:
         accuracy = rows[-1]["val_accuracy"]
         low, high = wilson_interval(round(accuracy * num_images), num_images)
+        interval = f"{format_percent(low)} to {format_percent(high)}"
+        images_text = format_count(num_images, "image")
         lines.append(
-            f"Validation accuracy: {accuracy:.1%} (95 % confidence interval {low:.1%} to {high:.1%}, "
-            f"{format_count(num_images, 'image')})"
+            f"Validation accuracy: {format_percent(accuracy)} (95 % confidence interval {interval}, {images_text})"
         )
     split = "" if images.has_test else " --split val" if lines else " --split train"
     lines.append(f"Settings: {run.get_path(CHOSEN_FILE)}")

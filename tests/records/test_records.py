@@ -510,3 +510,21 @@ def test_tables_of_pretraining_without_labels(tmp_path) -> None:
     assert RESULT_FORMATTERS["features"](tmp_path, ["pretraining"]).splitlines()[2] == (
         "| after DINO | 40 | 2 | 70.00, 72.00 % | 80.00, 80.00 % | 80 |"
     )
+
+
+def test_chosen_settings_are_compared_with_the_best_of_the_others_seed_by_seed(tmp_path) -> None:
+    accuracies = {"chosen": (0.95, 0.96, 0.97), "recipe": (0.8, 0.8, 0.8), "timm script": (0.96, 0.95, 0.96)}
+    rows = [
+        {"data": "ants", "arm": arm, "seed": seed, "images": 1245, "seconds": 10 * seed, "accuracy": accuracy}
+        | {"start": "fine-tuning", "image_size": 224, "passes": 20}
+        for arm, values in accuracies.items()
+        for seed, accuracy in enumerate(values)
+    ]
+    rows.append(rows[0] | {"data": "bees"})
+    (tmp_path / "photos.json").write_text(json.dumps({"rows": rows}))
+    lines = RESULT_FORMATTERS["photos"](tmp_path, ["photos"]).splitlines()
+    assert "| accuracy, recipe | accuracy, timm script | chosen − best of the others, points | verdict |" in lines[0]
+    start = "| ants | 1,245 | fine-tuning, 224 px, 20 passes | 96.00 ± 2.48 % | 80.00 ± 0.00 % | 95.67 ± 1.43 % |"
+    half_width = 6.2053 * np.std([-1, 1, 1], ddof=1) / np.sqrt(3)  # Student's t, 2 degrees of freedom, 1 - 0.05 / 4
+    assert lines[2] == f"{start} +0.33 ± {half_width:.2f} (timm script) | no significant difference | 10 | 10 | 10 |"
+    assert lines[3] == "| bees | 1,245 | fine-tuning, 224 px, 20 passes | 95.00 % | – | – | – | – | 0 | – | – |"

@@ -11,7 +11,7 @@ import typer
 from vitascope.cli.console import create_console, create_table
 from vitascope.cli.evaluate import RunPath, print_evaluation_summary
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.reading import read_recipe, split_required_recipe_args
+from vitascope.recipe.reading import is_data_reference, read_recipe, split_required_recipe_args
 from vitascope.recipe.schema import Recipe
 from vitascope.run import machine
 
@@ -29,17 +29,38 @@ RecipeArguments = Annotated[
         help="A recipe name or file, then settings such as train.epochs=20. Without arguments, the recipes are listed.",
     ),
 ]
+TrainArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECIPE|IMAGES [KEY=VALUE]…",
+        help="A recipe name or file, or a folder of images, an .npz file or data:NAME; then settings such as "
+        "train.epochs=20. Without arguments, the recipes are listed.",
+    ),
+]
 
 
 def train(
-    recipe_and_settings: RecipeArguments = None,
+    recipe_and_settings: TrainArguments = None,
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
 ) -> None:
-    """Train a model from a recipe, a YAML file of settings. Results go to runs/<recipe>/<date>-seed<n>/.
+    """Train a model from a recipe, a YAML file of settings, or on your own images. Results go to
+    runs/<recipe>/<date>-seed<n>/.
 
-    Example: vitascope train digits train.epochs=20 model.depth=4
+    Instead of a recipe, give images: a folder (one subfolder per class), an .npz file, or data:NAME (a published data
+    set). The settings are then chosen from the images, the pretrained weights at hand and this machine. They are
+    printed and stored in the run as chosen.yaml. Settings that you add replace chosen ones.
+
+    Examples: vitascope train digits train.epochs=20 model.depth=4; vitascope train photos/
     """
-    recipe = _read_recipe_arguments(recipe_and_settings)
+    arguments = split_required_recipe_args(recipe_and_settings)
+    if is_data_reference(arguments.recipe):
+        from vitascope.training.auto.train_images import choose_settings_and_train
+
+        _run_training_or_exit_130_on_sigint_sigterm(
+            lambda: choose_settings_and_train(arguments.recipe, arguments.overrides, runs, create_console())
+        )
+        return
+    recipe = read_recipe(*arguments)
     from vitascope.training.train import train_recipe
 
     _run_training_or_exit_130_on_sigint_sigterm(lambda: train_recipe(recipe, runs, create_console()))

@@ -177,6 +177,13 @@ def has_fingerprint(dataset: Dataset, fingerprint: str) -> bool:
     )
 
 
+class ListedImages(NamedTuple):
+    """The image files of a split, and their labels; some of the files may be unreadable."""
+
+    paths: list[str]
+    labels: Labels
+
+
 @dataclass(frozen=True)
 class DataSource:
     """An opened data set. Test images are read only by `load_split("test")`."""
@@ -186,6 +193,7 @@ class DataSource:
     load_split: Callable[[SplitName], Dataset]  # one of split_names
     split_names: tuple[SplitName, ...] = ("train", "test")
     skipped_paths: list[str] = field(default_factory=list)  # images that could not be read
+    list_files: Callable[[SplitName], ListedImages] | None = None  # of a folder, without decoding; None: arrays
     has_class_names: bool = True  # False: the names are class indices
     notes: list[str] = field(default_factory=list)  # sentences about images that are not used
 

@@ -152,5 +152,7 @@ def _count_correct_by_batch(
             pixels = preprocessing.scale_and_resize(stored)
             return preprocessing.normalize(corruption.apply(pixels, level, seed) if corruption else pixels)
 
-        predicted = classifier.compute_logits_of_stored_images(images, views=views, preprocess=prepare).argmax(1)
+        predicted = classifier.compute_logits_of_stored_images(
+            images, views=views, preprocess=corrupt_and_preprocess
+        ).argmax(1)
         yield int((predicted == labels).sum())

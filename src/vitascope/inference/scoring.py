@@ -1,9 +1,11 @@
-"""Compute outputs, logits, loss and accuracy of stored images, batch by batch, also averaged over test-time views."""
+"""Compute outputs, logits, loss and accuracy of stored images, also averaged over views; intervals of accuracies."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -100,6 +102,7 @@ def make_shifted_and_mirrored_views(images: Images, views: tuple[View, ...]) -> 
 MAX_BATCH_SIZE = 1000
 ACTIVATION_BYTES = {"cpu": 2**25}  # for a batch's activations, by device: on a CPU the size of its caches
 DEFAULT_ACTIVATION_BYTES = 2**30
+Z_SCORE = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
@@ -195,3 +198,23 @@ def compute_outputs_in_eval_mode(
     """Return the outputs of `forward` for all images, in eval mode, as float32 on the CPU."""
     with set_eval_mode_temporarily(model):
         return compute_outputs_in_batches(model, forward, images, preprocess, hardware)
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+def wilson_interval(num_correct: int, num_images: int) -> Interval:
+    """Return the Wilson interval. Unlike p ± 1.96·√(p(1−p)/n), it is valid for few images and for p near 1."""
+    if not num_images:
+        return Interval(0.0, 1.0)
+    fraction, square = num_correct / num_images, Z_SCORE * Z_SCORE
+    centre = (fraction + square / (2 * num_images)) / (1 + square / num_images)
+    half_width = (
+        Z_SCORE
+        / (1 + square / num_images)
+        * math.sqrt(fraction * (1 - fraction) / num_images + square / (4 * num_images**2))
+    )
+    low, high = centre - half_width, centre + half_width
+    return Interval(0.0 if num_correct == 0 else low, 1.0 if num_correct == num_images else high)

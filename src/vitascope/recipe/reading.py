@@ -60,6 +60,9 @@ SOURCE_SETTINGS = {  # setting -> what it names; empty, as with an unset variabl
 }
 SECTION_NAMES = ("model", "data", "train", *OBJECTIVE_SECTIONS)
 BOOLEAN_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
+DATA_PREFIX = "data:"  # before the name of a data set, because a recipe may have the same name
+RECIPE_SUFFIXES = (".yaml", ".yml")
+DATA_SUFFIXES = (".npz", ".csv")  # files that train accepts instead of a recipe
 RECIPES_FOLDER = Path(__file__).parent.parent / "recipes"
 
 
@@ -78,14 +81,28 @@ def get_recipe_path(name_or_path: str) -> Path:
     """Return the path of a recipe, given its name or path."""
     if name_or_path in list_recipe_names():
         return RECIPES_FOLDER / f"{name_or_path}.yaml"
+    suffix = Path(name_or_path).suffix
     if Path(name_or_path).is_file():
+        if suffix not in (*RECIPE_SUFFIXES, ""):
+            raise UserError(
+                f"{name_or_path} is not a recipe: a recipe's file name ends in {' or '.join(RECIPE_SUFFIXES)}. "
+                "To train on images, give their folder, with one subfolder per class, or an .npz file."
+            )
         return Path(name_or_path)
-    if Path(name_or_path).suffix in (".yaml", ".yml"):
+    if suffix in RECIPE_SUFFIXES:
         raise UserError(f"There is no recipe file '{name_or_path}'.")
     raise UserError(
         f"There is no recipe '{name_or_path}'. {suggest_choice(name_or_path, list_recipe_names())} "
-        "A path to a .yaml file works too."
+        "A path to a .yaml file works too; train also accepts a folder of images, an .npz file and data:NAME."
     )
+
+
+def is_data_reference(name_or_path: str) -> bool:
+    """Return whether `train` should choose the settings: data:NAME, a folder or an .npz file instead of a recipe."""
+    if name_or_path in list_recipe_names():
+        return False
+    path = Path(name_or_path)
+    return name_or_path.startswith(DATA_PREFIX) or path.is_dir() or path.suffix in DATA_SUFFIXES
 
 
 class OptionalRecipeArgs(NamedTuple):
@@ -114,7 +131,10 @@ def split_required_recipe_args(args: Sequence[str] | None) -> RequiredRecipeArgs
         listed = "\n".join(
             f"  {name:<{width}}  {read_builtin_recipe_description(name)}" for name in list_recipe_names()
         )
-        raise UserError(f"Give a recipe first: one of these, or a path to a .yaml file.\n{listed}")
+        raise UserError(
+            "Give a recipe or images first: one of these recipes, a path to a .yaml file, a folder of images, an .npz "
+            f"file or data:NAME.\n{listed}"
+        )
     return RequiredRecipeArgs(args[0], list(args[1:]))
 
 

@@ -48,6 +48,8 @@ class Recipe:
             tune, freeze = self.train.tune, self.train.freeze
             setting = f"train.tune={tune}" if tune != "full" else f"train.freeze={freeze}"
             raise UserError(f"{setting} freezes pretrained weights, but there are none. Set weights=….")
+        if self.train.head_init == "linear_probe":
+            self._check_linear_probe_head()
         self._set_default_objective_config_and_check()
         if self.data.augment.flip_mode == "alternating" and self.data.balance == "sampling":
             raise UserError(
@@ -59,6 +61,18 @@ class Recipe:
         if self.train.whiten and (self.model.tokenizer != "patch" or self.weights):
             raise UserError(
                 "train.whiten initializes the patch projection. It needs model.tokenizer=patch and no weights=…."
+            )
+
+    def _check_linear_probe_head(self) -> None:
+        if self.weights is None:
+            raise UserError(
+                "train.head_init=linear_probe fits the classifier to the features of pretrained weights, but there are "
+                "none. Set weights=…."
+            )
+        if not self.train.uses_labels:
+            raise UserError(
+                f"train.head_init=linear_probe needs labels, but train.objective={self.train.objective} uses none. "
+                "Leave it out."
             )
 
     def _set_default_objective_config_and_check(self) -> None:

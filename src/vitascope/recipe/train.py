@@ -10,6 +10,7 @@ CHOICES = {
     "optimizer": tuple(OPTIMIZERS),
     "distill_type": ("soft", "hard"),
     "tune": ("full", "head", "lora"),
+    "head_init": ("random", "linear_probe"),
     "schedule": ("cosine", "linear", "constant"),
     "precision": ("auto", "float32", "bfloat16", "float16"),
     "compile": ("auto", "always", "never"),  # not yes or no, which YAML reads as true or false
@@ -48,6 +49,7 @@ class TrainConfig:
     ema: float = 0.0  # EMA decay of the weights, such as 0.999; at step t at most (1 + t) / (10 + t); 0: off
     layer_decay: float = 1.0  # learning rate factor per layer, counted from the head (BEiT); 1: off
     tune: str = "full"  # fine-tuning of pretrained weights: full, head (linear probe), lora (LoRA and the head)
+    head_init: str = "random"  # new classifier of pretrained weights: random, linear_probe (Kumar et al. 2022)
     freeze: int = 0  # freeze the patch embedding and this many blocks; 0: none
     lora_rank: int = 8  # rank of LoRA in the query and value projections (Hu et al. 2022)
     lora_alpha: float = 16.0  # LoRA is scaled by lora_alpha / lora_rank

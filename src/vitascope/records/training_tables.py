@@ -7,6 +7,7 @@ from vitascope.draw.html import Markdown, format_markdown_table
 from vitascope.number_format import format_number, format_percent
 from vitascope.records.ablation import (
     MIN_SEEDS_FOR_INTERVAL,
+    PairedDifference,
     ResidualNoise,
     compare_arms_with_baselines,
     describe_mean_notation_for_header,
@@ -36,6 +37,44 @@ def format_pretrained_vs_scratch_table(results_folder: Path, record_names: list[
     head = ["data", "start", "grid", "GFLOPs per image", "epochs", "seeds", "training accuracy, first epoch"]
     mean_format = describe_mean_notation_for_header(map(len, groups.values()))
     return format_markdown_table([*head, f"accuracy ({mean_format})", "seconds", "seconds with set-up"], lines)
+
+
+def format_chosen_settings_table(results_folder: Path, record_names: list[str]) -> Markdown:
+    """Format chosen settings beside a recipe, a linear probe and a timm script (`python -m benchmarks.photos`).
+
+    The difference to the best of the others is paired by seed; its interval is corrected for their number."""
+    sets: dict[str, dict[str, list[BenchmarkRow]]] = {}
+    for row in read_benchmark_rows(results_folder, record_names):
+        sets.setdefault(row["data"], {}).setdefault(row["arm"], []).append(row)
+    arms = list(dict.fromkeys(arm for rows_by_arm in sets.values() for arm in rows_by_arm))
+    lines = [_format_chosen_settings_row(name, rows_by_arm, arms) for name, rows_by_arm in sets.items()]
+    counts = [len(rows) for rows_by_arm in sets.values() for rows in rows_by_arm.values()]
+    head = ["images", "training images", "choice", *(f"accuracy, {arm}" for arm in arms)]
+    head += [f"{CHOSEN_ARM} − best of the others, points", "verdict", *(f"seconds, {arm}" for arm in arms)]
+    head[3] += f" ({describe_mean_notation_for_header(counts)})"
+    return format_markdown_table(head, lines)
+
+
+CHOSEN_ARM = "chosen"
+
+
+def _format_chosen_settings_row(
+    set_name: str, rows_by_arm: dict[str, list[BenchmarkRow]], arms: list[str]
+) -> list[str]:
+    chosen = rows_by_arm[CHOSEN_ARM]
+    accuracies = [_format_column_mean(rows_by_arm[arm], "accuracy") if arm in rows_by_arm else "–" for arm in arms]
+    seconds = [f"{mean(row['seconds'] for row in rows_by_arm[arm]):.0f}" if arm in rows_by_arm else "–" for arm in arms]
+    others = {arm: rows for arm, rows in rows_by_arm.items() if arm != CHOSEN_ARM}
+    difference, verdict = "–", "–"
+    if others:
+        best = max(others, key=lambda arm: mean(row["accuracy"] for row in others[arm]))
+        accuracy_by_seed = {row["seed"]: row["accuracy"] for row in others[best]}
+        pairs = [row["accuracy"] - accuracy_by_seed[row["seed"]] for row in chosen if row["seed"] in accuracy_by_seed]
+        if pairs:
+            paired = PairedDifference.from_pairs(pairs, len(others))
+            difference, verdict = f"{paired.format_with_interval(100)} ({best})", paired.verdict
+    start = f"{chosen[0]['start']}, {chosen[0]['image_size']} px, {chosen[0]['passes']} passes"
+    return [set_name, f"{chosen[0]['images']:,}", start, *accuracies, difference, verdict, *seconds]
 
 
 def format_small_data_ablation_table(results_folder: Path, record_names: list[str]) -> Markdown:

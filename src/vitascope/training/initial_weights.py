@@ -1,4 +1,4 @@
-"""Initial weights of a run: pretrained weights, an earlier stage's weights, whitened patch projection.
+"""Initial weights of a run: pretrained weights, an earlier stage's weights, linear probe, whitened patch projection.
 
 Neighbouring pixels of photographs are correlated: a few smooth patterns explain almost all variance of a patch, and a
 random projection passes on little else. Whitening gives every direction the same variance (Coates & Ng 2012; Jordan
@@ -14,13 +14,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitascope.data.open_data import TrainingData
+from vitascope.data.open_data import TrainingData, draw_stratified_subset_indices
 from vitascope.errors import UserError
+from vitascope.inference.hardware import InferenceHardware
+from vitascope.inference.scoring import compute_outputs_in_eval_mode
 from vitascope.model.patches import PatchEmbed, patchify
+from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe, format_value_for_command_line
 from vitascope.run.directory import is_run_folder, open_run_or_newest
 from vitascope.shapes import Patches
+from vitascope.training.objectives.feature_metrics import fit_linear_probe
 from vitascope.weights.adaptation import SETTINGS_WITHOUT_WEIGHTS, AdaptedModel, adapt
 from vitascope.weights.adaptation_report import ADAPTABLE_SETTINGS, AdaptationReport, TensorChange
 from vitascope.weights.files import WEIGHTS_SUFFIXES
@@ -166,6 +170,26 @@ def read_first_stage_recipe(later_recipe: Recipe) -> Recipe:
     )
     train = replace(first.train, seed=later_recipe.train.seed, device=later_recipe.train.device)
     return replace(first, data=data, train=train)
+
+
+MAX_PROBE_IMAGES = 20_000  # training images that the first classifier is fitted to
+
+
+@torch.no_grad()
+def fit_head_by_linear_probe(model: VisionTransformer, data: TrainingData, hardware: InferenceHardware) -> None:
+    """Initialise the classifier by logistic regression on the features of the pretrained weights.
+
+    Fine-tuning a random classifier distorts good features in its first steps (Kumar et al. 2022, arXiv 2202.10054).
+    The L2 penalty is scikit-learn's default, C = 1."""
+    fraction = min(1.0, MAX_PROBE_IMAGES / len(data.train))
+    samples = data.train.select(draw_stratified_subset_indices(data.train.labels, fraction, seed=0))
+    features = compute_outputs_in_eval_mode(
+        model, model.compute_pooled_features, samples, data.preprocessing, hardware
+    ).to(hardware.device)
+    labels = samples.labels.to(hardware.device)
+    probe = fit_linear_probe(features, labels, len(data.classes), l2_penalty=0.5 / len(samples))
+    model.head.weight.copy_(probe.weight)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    model.head.bias.copy_(probe.bias)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 MAX_IMAGES = 1000  # for the covariance of patches: 64,000 patches of 4 × 4 pixels for a 48 × 48 matrix

@@ -22,6 +22,7 @@ from vitascope.recipe.schema import Recipe
 from vitascope.training.hardware import Hardware, choose_hardware_and_set_threads
 from vitascope.training.initial_weights import (
     find_validation_leakage_warning,
+    fit_head_by_linear_probe,
     fold_whitening_into_patch_embedding,
     format_adaptation_report,
     load_and_adapt_pretrained_weights,
@@ -188,6 +189,11 @@ def seed_and_build_train_state(
         hardware = _enable_tf32_and_choose_or_reuse_cuda_kernels(
             hardware, recipe, model, len(data.train), reused_hardware
         )
+    if initial_weights is not None and recipe.train.head_init == "linear_probe":
+        probe_began = time.monotonic()
+        fit_head_by_linear_probe(model, data, hardware)
+        set_train_mode_except_frozen(model)
+        prepared += time.monotonic() - probe_began
     state = TrainState(recipe, data, hardware, model, prepared_seconds=prepared)
     state.setup_seconds = time.monotonic() - began - prepared
     return state

@@ -13,7 +13,7 @@ from rich.console import Console
 from vitascope.data.dataset import has_fingerprint
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.reading import read_recipe
+from vitascope.recipe.reading import is_data_reference, read_recipe
 from vitascope.recipe.schema import Recipe, format_keyword_settings, format_recipe_yaml
 from vitascope.run.checkpoint import (
     Checkpoint,
@@ -67,11 +67,20 @@ class RunCallback(Tracker, Protocol):
     def begin_run(self, run: Run) -> None: ...
 
 
-def train(recipe: str, *, runs: str | os.PathLike[str] = "runs", quiet: bool = False, **settings: Any) -> Run:
+def train(
+    recipe: str | os.PathLike[str], *, runs: str | os.PathLike[str] = "runs", quiet: bool = False, **settings: Any
+) -> Run:
     """Train a recipe (a name or a path). Return the finished run.
 
+    A folder of images, an .npz file or data:NAME instead of a recipe is trained with chosen settings.
+
     Settings are sections such as train={"epochs": 5}, or full names such as **{"train.epochs": 5}, or both."""
-    return train_recipe(read_recipe(recipe, format_keyword_settings(settings)), Path(runs), make_console(quiet))
+    recipe, overrides = os.fspath(recipe), format_keyword_settings(settings)
+    if is_data_reference(recipe):
+        from vitascope.training.auto.train_images import choose_settings_and_train
+
+        return choose_settings_and_train(recipe, overrides, Path(runs), make_console(quiet))
+    return train_recipe(read_recipe(recipe, overrides), Path(runs), make_console(quiet))
 
 
 def resume(run: str | os.PathLike[str], *, quiet: bool = False, force: bool = False) -> Run:

@@ -160,11 +160,18 @@ def use_cache_if_offline() -> Iterator[None]:
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or not _is_proxied_or_reachable(constants.ENDPOINT)
+    constants.HF_HUB_OFFLINE = before or not is_hub_reachable()
     try:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+def is_hub_reachable() -> bool:
+    """Return whether the Hugging Face Hub answers within a few seconds, or is behind a proxy."""
+    from huggingface_hub import constants
+
+    return _is_proxied_or_reachable(constants.ENDPOINT)
 
 
 def _is_proxied_or_reachable(url: str) -> bool:

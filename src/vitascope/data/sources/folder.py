@@ -16,7 +16,16 @@ from PIL import ExifTags, Image
 from torch import Tensor
 
 from vitascope.data.config import DataConfig
-from vitascope.data.dataset import Dataset, DataSource, ImageFiles, ImageSize, Labels, MemoryDataset, SplitName
+from vitascope.data.dataset import (
+    Dataset,
+    DataSource,
+    ImageFiles,
+    ImageSize,
+    Labels,
+    ListedImages,
+    MemoryDataset,
+    SplitName,
+)
 from vitascope.data.decoding import (
     MAX_INLINE_BYTES,
     ImageFormat,
@@ -68,7 +77,8 @@ def open_image_folder(
         return _list_files_of_class_folders(folders[split], classes)
 
     reader = ImageFolderReader(list_split, classes, image_format, config)
-    return DataSource(path.resolve().name, classes, reader.load_split, tuple(folders), reader.skipped_paths)
+    name = path.resolve().name
+    return DataSource(name, classes, reader.load_split, tuple(folders), reader.skipped_paths, reader.list_files)
 
 
 def make_image_format(num_channels: int, image_size: ImageSize) -> ImageFormat:
@@ -103,6 +113,11 @@ class ImageFolderReader:
     image_format: ImageFormat
     config: DataConfig
     skipped_paths: list[str] = field(default_factory=list)
+
+    def list_files(self, split_name: SplitName) -> ListedImages:
+        """List the files of a split and their labels, without decoding."""
+        _, files, labels = self.list_split(split_name)
+        return ListedImages([file.path for file in files], labels)
 
     def load_split(self, split_name: SplitName) -> Dataset:
         """Read all images of a split, or only find out which can be read if they do not fit into memory."""

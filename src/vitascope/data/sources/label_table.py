@@ -63,7 +63,9 @@ def open_labelled_folder(
 
     reader = ImageFolderReader(list_split, class_names, image_format, replace(config, labels=str(table)))
     name = folder.resolve().name
-    return DataSource(name, class_names, reader.load_split, tuple(splits), reader.skipped_paths, notes=notes)
+    return DataSource(
+        name, class_names, reader.load_split, tuple(splits), reader.skipped_paths, reader.list_files, notes=notes
+    )
 
 
 def find_label_table(labels: str, folder: Path) -> Path:

@@ -61,8 +61,12 @@ def predict_classes_by_knn(
     return torch.cat(predictions)
 
 
-def fit_linear_probe(features: Features, labels: Labels, num_classes: int) -> LinearProbe:
-    """Fit logistic regression by L-BFGS on standardised features; the standardisation is folded into the weights."""
+def fit_linear_probe(
+    features: Features, labels: Labels, num_classes: int, l2_penalty: float = PROBE_WEIGHT_DECAY
+) -> LinearProbe:
+    """Fit logistic regression by L-BFGS on standardised features; the standardisation is folded into the weights.
+
+    `l2_penalty`: factor of the sum of the squared weights, which is added to the mean loss."""
     mean, deviation = features.mean(0), features.std(0, correction=0)
     deviation = torch.maximum(deviation, 1e-4 * mean.abs() + 1e-6)  # constant features are not scaled up
     inputs = (features - mean) / deviation
@@ -73,7 +77,7 @@ def fit_linear_probe(features: Features, labels: Labels, num_classes: int) -> Li
     def closure() -> float:
         weight.grad = bias.grad = None
         with torch.enable_grad():
-            loss = F.cross_entropy(F.linear(inputs, weight, bias), labels) + PROBE_WEIGHT_DECAY * weight.square().sum()
+            loss = F.cross_entropy(F.linear(inputs, weight, bias), labels) + l2_penalty * weight.square().sum()
             loss.backward()
         return loss.item()
 

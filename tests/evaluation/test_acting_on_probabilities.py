@@ -109,12 +109,12 @@ def test_evaluate_stores_the_validation_temperature_and_predict_applies_it(run) 
 def test_the_temperature_belongs_to_its_weights_and_views(run) -> None:
     model = package.open_model(run)
     model.evaluate("val")
-    assert model.read_temperature() and model.read_temperature(views=2) is None
-    assert package.open_model(run, best=True).read_temperature() is None
-    assert model.with_token_reduction(merge_tokens=2).read_temperature() is None
+    assert model.find_temperature() and model.find_temperature(views=2) is None
+    assert package.open_model(run, best=True).find_temperature() is None
+    assert model.with_token_reduction(merge_tokens=2).find_temperature() is None
     for damaged in ("{", "[]", '{"last, views=1": 3}', '{"last, views=1": {"value": 2}}', '{"last, views=1": null}'):
         run.get_path("temperature.json").write_text(damaged)
-        assert model.read_temperature() is None and model.predict(IMAGES)[0].temperature == 1
+        assert model.find_temperature() is None and model.predict(IMAGES)[0].temperature == 1
 
 
 def test_a_temperature_that_does_not_lower_the_validation_loss_is_not_applied(run, monkeypatch) -> None:
@@ -124,7 +124,7 @@ def test_a_temperature_that_does_not_lower_the_validation_loss_is_not_applied(ru
     assert evaluation.run_temperature.value == evaluation.coverage.temperature == model.predict(IMAGES)[0].temperature
     assert evaluation.coverage.temperature == 1
     monkeypatch.setattr("vitascope.evaluation.temperature.fit_temperature_within_bounds", lambda *_: None)
-    assert model.evaluate("val").run_temperature.value == 1 == model.read_temperature().value
+    assert model.evaluate("val").run_temperature.value == 1 == model.find_temperature().value
 
 
 def test_a_run_that_cannot_be_written_keeps_its_unscaled_probabilities(run, monkeypatch) -> None:
@@ -207,7 +207,7 @@ def test_predict_tells_how_to_calibrate_and_then_that_it_is_calibrated(vitascope
     told = [json.loads(answer.out) for answer in (first, second, unscaled)]
     assert told[0] == told[2] and {item["temperature"] for item in told[0]} == {1.0}
     assert [item["class"] for item in told[0]] == [item["class"] for item in told[1]]
-    assert {item["temperature"] for item in told[1]} == {package.open_model(photos).read_temperature().value}
+    assert {item["temperature"] for item in told[1]} == {package.open_model(photos).find_temperature().value}
     assert vitascope("predict", "runs/digits", "photos", "--temperature", "0").code == 2
     for command in (("embed", "runs/digits", "photos", "--out", "f.npz"), ("similar", "runs/digits", "photos/0.png")):
         assert "Note: Logits are divided by the run's temperature" in vitascope(*command).err

@@ -21,7 +21,7 @@ from tests.training.tiny import shared_run, untimed
 from vitascope import UserError
 from vitascope.run import lock as lock_module
 from vitascope.run.directory import Run
-from vitascope.run.lock import LOCK_FILE, RunInUseError, lock_run, read_process_start
+from vitascope.run.lock import LOCK_FILE, RunInUseError, lock_run, find_process_start
 from vitascope.training.loop import train_and_checkpoint_remaining_epochs
 
 HOLD = """
@@ -83,7 +83,7 @@ def run(tmp_path: Path, request, monkeypatch) -> Run:
 
 def write_lock_of(run: Run, **changes: object) -> None:
     """The lock file that a process killed by SIGKILL leaves; without changes, that of this process."""
-    start = read_process_start(os.getpid())
+    start = find_process_start(os.getpid())
     holder = {"host": socket.gethostname(), "pid": os.getpid(), "process_start": start, "since": "2026-01-02 03:04:05"}
     run.get_path(LOCK_FILE).write_text(json.dumps(holder | changes))
 

@@ -91,7 +91,7 @@ def _list_inference_notes(model: "Classifier", views: int, temperature_option: f
     if temperature_option is not None or not model.is_run:
         return notes
     rows = model.run.metrics
-    if model.read_temperature(views) is None and rows and "val_accuracy" in rows[-1]:  # it has validation images
+    if model.find_temperature(views) is None and rows and "val_accuracy" in rows[-1]:  # it has validation images
         options = " --split val" + (f" --views {views}" if views > 1 else "")
         command = f"vitascope evaluate {model.name}{options}"
         return [*notes, f"The probabilities are not calibrated. To fit a temperature for predict: {command}"]
@@ -99,7 +99,7 @@ def _list_inference_notes(model: "Classifier", views: int, temperature_option: f
 
 
 def _list_temperature_notes(model: "Classifier", views: int = 1) -> list[str]:
-    temperature = model.read_temperature(views)
+    temperature = model.find_temperature(views)
     if temperature is None or temperature.value == 1:
         return []
     return [f"Logits are divided by the run's {temperature.description}."]

@@ -86,7 +86,7 @@ def predict_with_features(model: Classifier, loaded_images: LoadedImages) -> Pre
         return PredictionsWithFeatures(None, features)
     with torch.no_grad():
         logits = model.head(features.to(model.device)).cpu()
-    run_temperature = model.read_temperature()
+    run_temperature = model.find_temperature()
     temperature = run_temperature.value if run_temperature else 1.0
     predictions = build_predictions(logits, loaded_images, model.classes, temperature=temperature)
     return PredictionsWithFeatures(predictions, features)

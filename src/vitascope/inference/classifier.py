@@ -32,7 +32,7 @@ from vitascope.model.config import ModelConfig
 from vitascope.model.replay import Replay, replay_forward_pass
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import ExternalWeightsRun, Run
-from vitascope.run.temperature import RunTemperature, read_run_temperature
+from vitascope.run.temperature import RunTemperature, find_run_temperature
 from vitascope.shapes import AttentionMaps, Features, Images, Logits, PatchHeatmap, Tokens
 from vitascope.weights.model_info import ModelInfo
 
@@ -118,9 +118,9 @@ class Classifier:
         loaded = load_or_convert_input_images(images, self.stored_shape)
         return self.preprocessing(loaded.images.to(self.device))
 
-    def read_temperature(self, views: int = 1) -> RunTemperature | None:
+    def find_temperature(self, views: int = 1) -> RunTemperature | None:
         """Return the temperature that `evaluate` fitted on the run's validation images; None if there is none."""
-        return read_run_temperature(self.run, self.weights_label, views)
+        return find_run_temperature(self.run, self.weights_label, views)
 
     def predict(
         self,
@@ -133,14 +133,13 @@ class Classifier:
         """Predict one or many images: paths, Pillow images, arrays (channels last) or tensors (channels first).
 
         `views`: 1, 2 (with the mirror image), 6 or 10 (also shifted by one pixel); their logits are averaged.
-        `threshold`: predictions with a smaller probability are unsure.
-        `temperature`: the logits are divided by it; None: the run's own, as returned by `read_temperature`."""
+        `threshold`: less probable predictions are unsure. `temperature`: divides the logits; None: the run's own."""
         check_threshold_and_temperature(threshold, temperature)
         if views != 1:
             check_views_match_training(self.run.recipe, views)
         loaded = load_or_convert_input_images(images, self.stored_shape)
         logits = self.compute_logits_of_stored_images(loaded.images, views=views)
-        run_temperature = self.read_temperature(views)
+        run_temperature = self.find_temperature(views)
         temperature = temperature or (run_temperature.value if run_temperature else 1.0)
         return build_predictions(logits, loaded, self.classes, temperature=temperature, threshold=threshold)
 
@@ -228,8 +227,8 @@ class Classifier:
 
     def with_token_reduction(self, *, merge_tokens: int | None = None, drop_tokens: int | None = None) -> "Classifier":
         """Return a classifier in float32 with the same weights that merges or drops tokens. None: as it is."""
-        given = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
-        tokens_per_block = {name: count for name, count in given.items() if count is not None}
+        counts = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}.items()
+        tokens_per_block = {name: count for name, count in counts if count is not None}
         if not any(tokens_per_block.values()) and not self.token_reduction_description:
             return self
         model = copy(self.vision_transformer)  # shares all weights
@@ -255,14 +254,12 @@ class Classifier:
         views: int = 1,
         robustness: bool = False,
         target_error: float = 0.02,
-        robust: bool | None = None,
+        robust: bool | None = None,  # old name of `robustness`; rejected
     ) -> "Evaluation":
         """Evaluate on the test images, or on another split or other data. Each use of test images is logged in the run.
 
-        `views`: as in `predict`.
-        `robustness`: also measure the accuracy on corrupted images, which takes most of the time.
-        `target_error`: the error rate for which `coverage.suggestion` is the lowest threshold of `predict`.
-        `robust`: the old name of `robustness`; it is rejected."""
+        `views`: as in `predict`. `robustness`: also measure the accuracy on corrupted images (slow).
+        `target_error`: the error rate for which `coverage.suggestion` is the lowest threshold of `predict`."""
         from vitascope.evaluation.evaluate import evaluate_and_log_test_use
 
         if robust is not None:

@@ -10,7 +10,7 @@ def make_classifier_html_table(classifier: Classifier) -> str:
     """Return a table of the weights, the network, the inference and the classes."""
     channels, (rows, columns) = len(classifier.preprocessing.mean), classifier.preprocessing.size
     epoch = f"{classifier.run.path}, {classifier.weights_label.split(',')[0]} epoch"
-    temperature = classifier.read_temperature()
+    temperature = classifier.find_temperature()
     return make_html_table(
         ["property", "value"],
         [

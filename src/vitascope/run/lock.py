@@ -53,7 +53,7 @@ class LockHolder:
         """False only if it has certainly ended. The processes of another host are unknown."""
         if not self.is_on_this_host:
             return True
-        start = read_process_start(self.pid)
+        start = find_process_start(self.pid)
         return start is not None and (start == self.process_start or "" in (start, self.process_start))
 
 
@@ -68,12 +68,12 @@ def lock_run(run: Run, *, force: bool = False) -> Iterator[None]:
     """Hold the lock of a run; raise RunInUseError if another process has it. `force`: take it from another host."""
     path, process = run.get_path(LOCK_FILE), os.getpid()
     since = datetime.now().isoformat(" ", timespec="seconds")
-    holder = LockHolder(socket.gethostname(), process, read_process_start(process) or "", since)
+    holder = LockHolder(socket.gethostname(), process, find_process_start(process) or "", since)
     content = json.dumps(asdict(holder)).encode()
     try:
         lock = _take_lock_with_flock(path, content, force) or _take_lock_without_flock(path, content, force)
     except OSError as error:
-        if other_holder := _read_holder(path):  # of another user
+        if other_holder := _find_holder(path):  # of another user
             _check_can_take_over(path, other_holder, force)
         raise UserError(f"{path} could not be written: {error.strerror}. Nothing was changed.") from error
     try:
@@ -90,7 +90,7 @@ def _take_lock_with_flock(path: Path, content: bytes, force: bool) -> HeldLock |
         try:
             result = _try_flock(descriptor, path)
             if result == "taken":
-                holder = _read_holder(path)  # one of this host has ended, or the folder is a copy
+                holder = _find_holder(path)  # one of this host has ended, or the folder is a copy
                 if holder and not holder.is_on_this_host:
                     _check_can_take_over(path, holder, force)
                 os.ftruncate(descriptor, 0)
@@ -133,7 +133,7 @@ def _try_flock(descriptor: int, path: Path) -> Literal["taken", "held", "removed
 
 def _remove_forced_or_wait_or_refuse(path: Path, force: bool, deadline: float) -> None:
     """Handle a lock that another process holds: with `force`, remove another host's; refuse a named holder's."""
-    holder = _read_holder(path)
+    holder = _find_holder(path)
     if holder and holder.may_be_running:
         _check_can_take_over(path, holder, force)
         path.unlink(missing_ok=True)
@@ -180,7 +180,7 @@ def _check_can_take_over(path: Path, holder: LockHolder, force: bool) -> None:
     raise RunInUseError(f"{text}; if that process has ended, add --force (in Python force=True).")
 
 
-def _read_holder(path: Path) -> LockHolder | None:
+def _find_holder(path: Path) -> LockHolder | None:
     try:
         return _parse_holder(path.read_bytes())
     except OSError:
@@ -218,12 +218,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_locks_in_forked_process)
 
 
-def read_process_start(pid: int) -> str | None:
+def find_process_start(pid: int) -> str | None:
     """Return the start of a process, in a unit of the operating system; None if it has ended; "" if unknown."""
     if sys.platform == "linux":
-        return _read_linux_process_start(pid)
+        return _find_linux_process_start(pid)
     if os.name == "nt":
-        return _read_windows_process_start(pid)
+        return _find_windows_process_start(pid)
     try:
         command = ["ps", "-o", "lstart=", "-p", str(pid)]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
@@ -231,7 +231,7 @@ def read_process_start(pid: int) -> str | None:
         return ""
 
 
-def _read_linux_process_start(pid: int) -> str | None:
+def _find_linux_process_start(pid: int) -> str | None:
     """Return the boot's id and field 22 of /proc/PID/stat, in clock ticks since boot."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -251,7 +251,7 @@ def _probe_process(pid: int) -> str | None:
     return ""
 
 
-def _read_windows_process_start(pid: int) -> str | None:
+def _find_windows_process_start(pid: int) -> str | None:
     kernel32: Any = getattr(ctypes, "windll").kernel32  # noqa: B009 - pyright knows it on Windows only
     handle = kernel32.OpenProcess(PROCESS_QUERY_LIMITED_INFORMATION, False, pid)
     if not handle:

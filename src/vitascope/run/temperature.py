@@ -42,7 +42,7 @@ def store_run_temperature_if_possible(
     return True
 
 
-def read_run_temperature(run: Run, weights_label: str, num_views: int) -> RunTemperature | None:
+def find_run_temperature(run: Run, weights_label: str, num_views: int) -> RunTemperature | None:
     """Return the stored temperature of these weights and views; None if none was fitted."""
     if isinstance(run, ExternalWeightsRun):
         return None

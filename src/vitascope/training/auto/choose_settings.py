@@ -55,7 +55,7 @@ class Choice:
     seconds: float
 
 
-def get_reason_for_scratch(images: ImageFacts) -> str | None:
+def find_reason_for_scratch(images: ImageFacts) -> str | None:
     """Return why pretrained weights are not needed; None if they should be used where there are any."""
     if images.num_channels != 1:
         return None
@@ -68,7 +68,7 @@ def get_reason_for_scratch(images: ImageFacts) -> str | None:
 
 def choose_settings(images: ImageFacts, weights: WeightsAtHand, machine: MachineFacts) -> Choice:
     """Choose start, size, batch size, learning rate, length and augmentation."""
-    scratch_reason = get_reason_for_scratch(images) or (None if weights.ref else weights.origin)
+    scratch_reason = find_reason_for_scratch(images) or (None if weights.ref else weights.origin)
     choice = (
         _choose_from_scratch(images, machine, scratch_reason)
         if scratch_reason

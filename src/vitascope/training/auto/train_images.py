@@ -30,7 +30,7 @@ from vitascope.training.auto.choose_settings import (
     MachineFacts,
     choose_settings,
     find_base_recipe,
-    get_reason_for_scratch,
+    find_reason_for_scratch,
 )
 from vitascope.training.auto.find_weights import WeightsAtHand, find_weights
 from vitascope.training.auto.image_facts import collect_image_facts
@@ -54,7 +54,7 @@ def choose_settings_and_train(data_ref: str, overrides: Sequence[str], runs_fold
     data_name, given = _get_data_name(data_ref), _split_overrides(overrides)
     recipe_of_user = _read_user_settings(data_name, overrides)
     images = collect_image_facts(recipe_of_user.data, is_validation_given="data.validation" in given)
-    scratch_reason = None if "weights" in given else get_reason_for_scratch(images)
+    scratch_reason = None if "weights" in given else find_reason_for_scratch(images)
     weights = WeightsAtHand(origin=scratch_reason) if scratch_reason else _find_weights(given, recipe_of_user.data)
     machine = measure_machine(
         recipe_of_user, weights.model if weights.ref else read_recipe(find_base_recipe(images)).model

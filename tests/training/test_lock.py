@@ -21,7 +21,7 @@ from tests.training.tiny import shared_run, untimed
 from vitascope import UserError
 from vitascope.run import lock as lock_module
 from vitascope.run.directory import Run
-from vitascope.run.lock import LOCK_FILE, RunInUseError, lock_run, find_process_start
+from vitascope.run.lock import LOCK_FILE, RunInUseError, find_process_start, lock_run
 from vitascope.training.loop import train_and_checkpoint_remaining_epochs
 
 HOLD = """

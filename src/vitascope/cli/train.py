@@ -46,11 +46,11 @@ def train(
     """Train a model from a recipe, a YAML file of settings, or on your own images. Results go to
     runs/<recipe>/<date>-seed<n>/.
 
-    Instead of a recipe, give images: a folder (one subfolder per class), an .npz file, or data:NAME (a published data
-    set). The settings are then chosen from the images, the pretrained weights at hand and this machine. They are
-    printed and stored in the run as chosen.yaml. Settings that you add replace chosen ones.
+    Instead of a recipe, give images, such as photos/: a folder (one subfolder per class), an .npz file, or data:NAME
+    (a published data set). The settings are then chosen from the images, the pretrained weights at hand and this
+    machine. They are printed and stored in the run as chosen.yaml. Settings that you add replace chosen ones.
 
-    Examples: vitascope train digits train.epochs=20 model.depth=4; vitascope train photos/
+    Example: vitascope train digits train.epochs=20 model.depth=4
     """
     arguments = split_required_recipe_args(recipe_and_settings)
     if is_data_reference(arguments.recipe):

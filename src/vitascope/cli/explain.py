@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from vitascope.inference.prediction import LoadedImages
 
 Analysis = Annotated[bool, typer.Option(help="Also analyse heads, blocks and features on validation images.")]
+MethodsOption = Annotated[
+    str | None,
+    typer.Option(help="all, or methods such as rollout,occlusion. Default: all; above 64 patches without occlusion."),
+]
 QueryOption = Annotated[
     str | None,
     typer.Option(help="ROW,COLUMN of the query patch, from 1. Default: the class token, or the mean over all patches."),
@@ -42,12 +46,7 @@ def explain(
     run: ModelRef,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", help="Image files or folders of images.")],
     out: Annotated[Path | None, typer.Option(help="Folder for figures and numbers. Default: explained/.")] = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            help="all, or methods such as rollout,occlusion. Default: all; above 64 patches without occlusion."
-        ),
-    ] = None,
+    methods: MethodsOption = None,
     blocks: Annotated[str | None, typer.Option(help="Blocks to draw, from 1, such as 1,4,8. Default: all.")] = None,
     heads: Annotated[str | None, typer.Option(help="Heads to draw, from 1. Default: all.")] = None,
     query: QueryOption = None,
@@ -65,7 +64,7 @@ def explain(
     """
     from vitascope.explain.figures import ExplainRequest
     from vitascope.explain.maps import get_token_layout
-    from vitascope.explain.methods import list_default_methods
+    from vitascope.explain.methods import METHODS, list_default_methods
     from vitascope.inference.prediction import read_image_files_and_folders
 
     method_names, query_patch = _parse_methods(methods), _parse_query_patch(query)
@@ -85,8 +84,8 @@ def explain(
         print(json.dumps(report.as_dict()))
     else:
         _print_predictions_faithfulness_and_files(report, len(loaded.images), folder, num_patches)
-        if methods is None:
-            _print_slow_methods_left_out(report, method_names, len(loaded.images), num_patches)
+        left_out = [] if methods else [name for name in METHODS if name not in method_names]
+        _print_methods_left_out(report, left_out, len(loaded.images), num_patches)
 
 
 def _parse_query_patch(query: str | None) -> "PatchPosition | None":
@@ -148,14 +147,14 @@ def _write_explanations_showing_progress(
             hook.remove()
 
 
-def _print_slow_methods_left_out(
+def _print_methods_left_out(
     report: "ExplainReport", method_names: list[str], num_images: int, num_patches: int
 ) -> None:
     """Name the slow methods that were not computed, and the time that they would take."""
     from vitascope.explain.faithfulness import count_forward_passes
-    from vitascope.explain.methods import METHODS, get_method_label
+    from vitascope.explain.methods import get_method_label
 
-    for name in (name for name in METHODS if name not in method_names):
+    for name in method_names:
         num_passes = count_forward_passes([name], num_patches, num_images) - count_forward_passes(
             [], num_patches, num_images
         )

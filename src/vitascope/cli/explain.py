@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitascope.inference.prediction import LoadedImages
 
 Analysis = Annotated[bool, typer.Option(help="Also analyse heads, blocks and features on validation images.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON: predictions, maps and faithfulness.")]
 MethodsOption = Annotated[
     str | None,
     typer.Option(help="all, or methods such as rollout,occlusion. Default: all; above 64 patches without occlusion."),
@@ -54,9 +55,7 @@ def explain(
     best: BestOption = False,
     analysis: Analysis = True,
     split: Annotated[str | None, typer.Option(help="Images for --analysis: val (default), train or test.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print only JSON: predictions, maps and faithfulness.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Explain predictions: attention maps, attribution methods, and how faithful each method is.
 
@@ -68,13 +67,12 @@ def explain(
     from vitascope.inference.prediction import read_image_files_and_folders
 
     method_names, query_patch = _parse_methods(methods), _parse_query_patch(query)
-    # Explanations use all tokens.
     subject = open_model_and_print_notes_to_stderr(run, best=best)
     loaded = read_image_files_and_folders(images, subject.stored_shape)
     class_index = None if target is None else subject.find_class_index(target)
-    block_numbers, head_numbers = _parse_integers(blocks, "--blocks"), _parse_integers(heads, "--heads")
     num_patches = get_token_layout(subject.model).num_patches
     method_names = method_names or list_default_methods(num_patches)
+    block_numbers, head_numbers = _parse_integers(blocks, "--blocks"), _parse_integers(heads, "--heads")
     request = ExplainRequest(method_names, block_numbers, head_numbers, query_patch, class_index)
     with TemporaryDirectory() as temporary_folder:  # --json without --out writes no files
         folder = out or (Path(temporary_folder) if as_json else Path("explained"))

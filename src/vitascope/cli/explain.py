@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, open_model_and_print_notes_to_stderr
+from vitascope.cli.console import create_console, create_table, format_duration, open_model_and_print_notes_to_stderr
 from vitascope.cli.evaluate import BestOption, ModelRef, print_unreadable_files
 from vitascope.errors import UserError, format_count
 from vitascope.number_format import format_number, format_percent
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from vitascope.inference.prediction import LoadedImages
 
 Analysis = Annotated[bool, typer.Option(help="Also analyse heads, blocks and features on validation images.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON: predictions, maps and faithfulness.")]
+MethodsOption = Annotated[
+    str | None,
+    typer.Option(help="all, or methods such as rollout,occlusion. Default: all; above 64 patches without occlusion."),
+]
 QueryOption = Annotated[
     str | None,
     typer.Option(help="ROW,COLUMN of the query patch, from 1. Default: the class token, or the mean over all patches."),
@@ -42,7 +47,7 @@ def explain(
     run: ModelRef,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", help="Image files or folders of images.")],
     out: Annotated[Path | None, typer.Option(help="Folder for figures and numbers. Default: explained/.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Methods, such as rollout,occlusion. Default: all.")] = None,
+    methods: MethodsOption = None,
     blocks: Annotated[str | None, typer.Option(help="Blocks to draw, from 1, such as 1,4,8. Default: all.")] = None,
     heads: Annotated[str | None, typer.Option(help="Heads to draw, from 1. Default: all.")] = None,
     query: QueryOption = None,
@@ -50,32 +55,35 @@ def explain(
     best: BestOption = False,
     analysis: Analysis = True,
     split: Annotated[str | None, typer.Option(help="Images for --analysis: val (default), train or test.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print only JSON: predictions, maps and faithfulness.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Explain predictions: attention maps, attribution methods, and how faithful each method is.
 
     Example: vitascope explain runs/digits photo.png
     """
     from vitascope.explain.figures import ExplainRequest
+    from vitascope.explain.maps import get_token_layout
+    from vitascope.explain.methods import METHODS, list_default_methods
     from vitascope.inference.prediction import read_image_files_and_folders
 
-    method_names, query_patch = _parse_methods_or_choose_all(methods), _parse_query_patch(query)
-    # Explanations use all tokens.
+    method_names, query_patch = _parse_methods(methods), _parse_query_patch(query)
     subject = open_model_and_print_notes_to_stderr(run, best=best)
     loaded = read_image_files_and_folders(images, subject.stored_shape)
     class_index = None if target is None else subject.find_class_index(target)
+    num_patches = get_token_layout(subject.model).num_patches
+    method_names = method_names or list_default_methods(num_patches)
     block_numbers, head_numbers = _parse_integers(blocks, "--blocks"), _parse_integers(heads, "--heads")
     request = ExplainRequest(method_names, block_numbers, head_numbers, query_patch, class_index)
     with TemporaryDirectory() as temporary_folder:  # --json without --out writes no files
         folder = out or (Path(temporary_folder) if as_json else Path("explained"))
-        report = _write_explanations_showing_spinner(subject, loaded, request, folder, analysis, split)
+        report = _write_explanations_showing_progress(subject, loaded, request, folder, analysis, split)
     print_unreadable_files(loaded.unreadable_files)
     if as_json:
         print(json.dumps(report.as_dict()))
     else:
-        _print_predictions_faithfulness_and_files(report, len(loaded.images), folder)
+        _print_predictions_faithfulness_and_files(report, len(loaded.images), folder, num_patches)
+        left_out = [] if methods else [name for name in METHODS if name not in method_names]
+        _print_methods_left_out(report, left_out, len(loaded.images), num_patches)
 
 
 def _parse_query_patch(query: str | None) -> "PatchPosition | None":
@@ -87,13 +95,16 @@ def _parse_query_patch(query: str | None) -> "PatchPosition | None":
     return PatchPosition(*position) if position else None
 
 
-def _parse_methods_or_choose_all(method_list: str | None) -> list[str]:
+def _parse_methods(method_list: str | None) -> list[str] | None:
+    """Return the chosen methods; None if they are not given."""
     from vitascope.explain.methods import METHODS, get_method_key
 
-    return [get_method_key(name) for name in method_list.split(",")] if method_list is not None else list(METHODS)
+    if method_list == "all":
+        return list(METHODS)
+    return None if method_list is None else [get_method_key(name) for name in method_list.split(",")]
 
 
-def _write_explanations_showing_spinner(
+def _write_explanations_showing_progress(
     classifier: "Classifier",
     images: "LoadedImages",
     request: "ExplainRequest",
@@ -101,17 +112,60 @@ def _write_explanations_showing_spinner(
     with_analysis: bool,
     analysis_split: str | None,
 ) -> "ExplainReport":
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from vitascope.explain.faithfulness import count_forward_passes
+    from vitascope.explain.maps import get_token_layout
     from vitascope.explain.write_explanations import write_explanations_and_statistics
 
-    with Console(stderr=True).status(
-        f"Explaining {format_count(len(images.images), 'image')}. Occlusion takes the longest …"
-    ):
-        return write_explanations_and_statistics(
-            classifier, images, request, out_folder, analysis=with_analysis, split=analysis_split
+    console, num_images = Console(stderr=True), len(images.images)
+    num_passes = count_forward_passes(request.methods, get_token_layout(classifier.model).num_patches, num_images)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"Explaining {format_count(num_images, 'image')}", total=num_passes)
+        hook = classifier.model.register_forward_hook(lambda _, inputs, __: progress.advance(task, len(inputs[0])))
+        try:
+            return write_explanations_and_statistics(
+                classifier, images, request, out_folder, analysis=with_analysis, split=analysis_split
+            )
+        finally:
+            hook.remove()
+
+
+def _print_methods_left_out(
+    report: "ExplainReport", method_names: list[str], num_images: int, num_patches: int
+) -> None:
+    """Name the slow methods that were not computed, and the time that they would take."""
+    from vitascope.explain.faithfulness import count_forward_passes
+    from vitascope.explain.methods import get_method_label
+
+    for name in method_names:
+        num_passes = count_forward_passes([name], num_patches, num_images) - count_forward_passes(
+            [], num_patches, num_images
+        )
+        print(
+            f"Left out because it is slow with {num_patches} patches: {get_method_label(name)} ({num_passes:,} forward "
+            f"passes, about {format_duration(num_passes * report.seconds_per_pass)}). To add it: --methods all"
         )
 
 
-def _print_predictions_faithfulness_and_files(report: "ExplainReport", num_images: int, out_folder: Path) -> None:
+def _print_predictions_faithfulness_and_files(
+    report: "ExplainReport", num_images: int, out_folder: Path, num_patches: int
+) -> None:
+    from vitascope.explain.faithfulness import describe_curve_sampling
     from vitascope.explain.methods import describe_method_or_random, get_method_label
 
     rows = [
@@ -137,6 +191,8 @@ def _print_predictions_faithfulness_and_files(report: "ExplainReport", num_image
         "0 after normalisation). Insertion: patches of a blurred image are restored. Insertion − deletion: higher is\n"
         "better. Even a random order can score above 0, so compare each method with the row 'random', on many images."
     )
+    if sampling_text := describe_curve_sampling(num_patches):
+        print(sampling_text)
     for row in report.faithfulness:
         print(f"  {get_method_label(row.method):<21}{describe_method_or_random(row.method)}")
     files = [_describe_figure_file(path) for path in report.files if path.suffix == ".png"]

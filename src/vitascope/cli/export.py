@@ -75,7 +75,7 @@ def export_folder(
 
     model = open_model_and_print_notes_to_stderr(run)
     folder = model.save_pretrained(out, library=target_library)
-    print(f"Folder: {folder}\n\n{format_usage_code(target_library, str(folder), channels=model.config.in_chans)}")
+    print(f"Folder: {folder}\n\n{format_usage_code(target_library, str(folder), model.info)}")
 
 
 @app.command("hub")

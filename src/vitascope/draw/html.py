@@ -66,7 +66,6 @@ def _create_template_environment() -> "Environment":
         "md_code": format_markdown_inline_code,
         "md_table": format_markdown_table,
         "count": format_count,
-        "decimals": "{:z.4f}".format,
         "percent": format_percent,
     }
     return environment

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitascope.data.config import AugmentConfig
-from vitascope.data.preprocessing import Preprocessing
 from vitascope.draw.html import Markdown, escape_markdown, format_markdown_inline_code, render_template
 from vitascope.errors import format_count
 from vitascope.inference.classifier import Classifier
@@ -15,6 +14,7 @@ from vitascope.number_format import format_percent
 from vitascope.run.directory import ExternalWeightsRun
 from vitascope.run.listing import flatten_comparable_settings
 from vitascope.run.test_set_log import read_test_set_log
+from vitascope.weights.model_info import ModelInfo
 
 SHOWN_SETTINGS = (
     *("model.img_size", "model.patch_size", "model.in_chans", "model.embed_dim", "model.depth", "model.num_heads"),
@@ -26,21 +26,23 @@ SHOWN_SETTINGS = (
 )
 MAX_CLASS_NAMES = 20
 PROBE_NOTE = "Trained without labels. The classifier is a linear probe on the frozen features."
-USAGE_CODE = {  # library -> code for a folder or repository, REF, and the Pillow mode of its images, MODE
+USAGE_CODE = {  # library -> code for a folder or repository, REF; PREPARE stands for the code of `_format_prepare_code`
     "vitascope": 'from vitascope import load\n\nmodel = load("REF")\nprint(model.predict("photo.png").labels)',
     "timm": (
-        "import timm\nfrom PIL import Image\n\n"
+        "import timm\nfrom PIL import Image, ImageOps\n\n"
         'model = timm.create_model("REF", pretrained=True).eval()\n'
-        "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n"
-        'logits = model(transform(Image.open("photo.png").convert("MODE"))[None])\n'
+        "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n\n"
+        "PREPARE\n"
+        "logits = model(transform(image)[None])\n"
         'print(model.pretrained_cfg["label_names"][logits.argmax()])'
     ),
     "transformers": (
-        "from PIL import Image\nfrom transformers import AutoImageProcessor, ViTForImageClassification\n\n"
+        "from PIL import Image, ImageOps\nfrom transformers import AutoImageProcessor, ViTForImageClassification\n\n"
         'processor = AutoImageProcessor.from_pretrained("REF")\n'
-        'model = ViTForImageClassification.from_pretrained("REF").eval()\n'
-        'inputs = processor(images=Image.open("photo.png").convert("MODE"), return_tensors="pt")\n'
-        "print(model.config.id2label[model(**inputs).logits.argmax().item()])"
+        'model = ViTForImageClassification.from_pretrained("REF").eval()\n\n'
+        "PREPARE\n"
+        'logits = model(**processor(images=image, return_tensors="pt")).logits\n'
+        "print(model.config.id2label[logits.argmax().item()])"
     ),
 }
 # Prefix of a local folder and of a repository on the hub, where the library needs one.
@@ -73,7 +75,7 @@ class ModelCard:
     library: str = ""  # for exported models: the library that loads the folder
     reference: str = ""  # what Vitascope calls the folder or repository
     usage: list[UsageExample] = field(default_factory=list)
-    preprocessing: Preprocessing | None = None
+    preprocessing: str = ""  # for exported models: from an image file to the network's input
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -119,18 +121,35 @@ def make_exported_model_card(model: Classifier, library: str, reference: str, *,
         library=library,
         reference=REF_PREFIXES["vitascope"][on_hub] + reference,
         usage=[
-            UsageExample(name, format_usage_code(name, reference, on_hub=on_hub, channels=model.config.in_chans))
+            UsageExample(name, format_usage_code(name, reference, model.info, on_hub=on_hub))
             for name in libraries
             if model.classes
         ],
-        preprocessing=model.info.preparation,
+        preprocessing=model.info.preprocessing_description,
     )
 
 
-def format_usage_code(library: str, reference: str, *, on_hub: bool = False, channels: int = 3) -> str:
+def format_usage_code(library: str, reference: str, model_info: ModelInfo, *, on_hub: bool = False) -> str:
     """Return Python code that loads a folder or a repository of the hub and predicts the class of an image."""
-    code = USAGE_CODE[library].replace("MODE", "L" if channels == 1 else "RGB")
+    code = USAGE_CODE[library].replace("PREPARE", _format_prepare_code(model_info))
     return code.replace("REF", REF_PREFIXES[library][on_hub] + reference)
+
+
+def _format_prepare_code(model_info: ModelInfo) -> str:
+    """Return Pillow code that makes the pixels of `predict`. timm and transformers then only normalise them.
+
+    Their own transforms resize before they crop, which shifts the picture by up to half a pixel, and ignore EXIF."""
+    channels, rows, columns = model_info.stored
+    stored_mode, mode = ("L" if count == 1 else "RGB" for count in (channels, model_info.model.in_chans))
+    lines = [
+        'image = ImageOps.exif_transpose(Image.open("photo.png")).convert("RGBA")',
+        f'image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("{stored_mode}")',
+        f"image = ImageOps.fit(image, ({columns}, {rows}), Image.Resampling.BICUBIC)  # crop the centre, resize",
+    ]
+    if model_info.is_resized_again:
+        rows, columns = model_info.preparation.size
+        lines.append(f"image = image.resize(({columns}, {rows}), Image.Resampling.BILINEAR)  # to the model's size")
+    return "\n".join(lines if mode == stored_mode else [*lines, f'image = image.convert("{mode}")'])
 
 
 def _format_accuracy_paragraphs(model: Classifier) -> list[Markdown]:

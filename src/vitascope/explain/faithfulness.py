@@ -3,6 +3,7 @@
 Patches are changed one at a time, most important first, and the probability of the explained class is recorded.
 Deletion makes patches grey (the mean of the training images); a smaller area under the curve is better.
 Insertion restores patches of a blurred image; a larger area is better.
+On grids of more than 64 patches, the curves have 29 evenly spaced points instead of one per patch.
 """
 
 import math
@@ -25,6 +26,9 @@ from vitascope.explain.maps import TokenLayout
 from vitascope.explain.methods import METHODS
 from vitascope.shapes import Images, PatchHeatmap, ProbabilityCurves, TargetClasses, TokenIndices
 
+MAX_PATCHES_WITH_ALL_POINTS = 64  # on larger grids the curves are sampled
+NUM_SAMPLED_INTERVALS = 28  # between the points of a sampled curve: 7 of 196 patches
+
 
 @dataclass(frozen=True)
 class Faithfulness:
@@ -39,7 +43,7 @@ class Faithfulness:
 
 
 class FaithfulnessCurves(NamedTuple):
-    """The probability of the explained class, by image and number of changed patches."""
+    """The probability of the explained class, by image and point: see `choose_numbers_of_changed_patches`."""
 
     deletion: ProbabilityCurves
     insertion: ProbabilityCurves
@@ -55,6 +59,34 @@ def sort_patches_by_importance(heatmap: PatchHeatmap) -> TokenIndices:
     return heatmap.flatten(1).argsort(dim=1, descending=True, stable=True)
 
 
+def choose_numbers_of_changed_patches(num_patches: int) -> Tensor:
+    """Return the number of changed patches at each point of a curve, from none to all."""
+    if num_patches <= MAX_PATCHES_WITH_ALL_POINTS:
+        return torch.arange(num_patches + 1)
+    return torch.linspace(0, num_patches, NUM_SAMPLED_INTERVALS + 1).round().long()
+
+
+def count_curve_passes(num_patches: int) -> int:
+    """Return the forward passes per image for the deletion and the insertion curve of a method."""
+    return 2 * len(choose_numbers_of_changed_patches(num_patches))
+
+
+def count_forward_passes(methods: list[str], num_patches: int, num_images: int) -> int:
+    """Return the forward passes of explaining images with these methods, and of the curves of each and of a random
+    order. Passes that record attention are not counted."""
+    passes = 2 + (1 + len(methods)) * count_curve_passes(num_patches)  # 2: predictions
+    for method in map(METHODS.__getitem__, methods):
+        passes += method.num_passes + (1 + num_patches if method.needs_pass_per_patch else 0)
+    return num_images * passes
+
+
+def describe_curve_sampling(num_patches: int) -> str:
+    """Return a sentence about sampled curves; empty if every number of changed patches is measured."""
+    if num_patches <= MAX_PATCHES_WITH_ALL_POINTS:
+        return ""
+    return f"The curves are measured at {NUM_SAMPLED_INTERVALS + 1} evenly spaced numbers of the {num_patches} patches."
+
+
 @torch.no_grad()
 def compute_probabilities_while_replacing_patches(
     model: nn.Module,
@@ -64,12 +96,13 @@ def compute_probabilities_while_replacing_patches(
     layout: TokenLayout,
     replacement_images: Images,
 ) -> ProbabilityCurves:
-    """Return the class's probability as patches are replaced by those of `replacement_images`: patches + 1 values."""
+    """Return the class's probability at each point, as patches are replaced by those of `replacement_images`."""
     height, width = images.shape[2] // layout.rows, images.shape[3] // layout.columns
     step_by_patch = torch.empty_like(patch_order)
     step_by_patch.scatter_(
         1, patch_order, torch.arange(patch_order.shape[1], device=patch_order.device).expand_as(patch_order)
     )
+    num_changed = choose_numbers_of_changed_patches(layout.num_patches).to(images.device)[:, None, None, None]
     curves = []
     for image, replacement, patch_steps, target in zip(
         images, replacement_images, step_by_patch, targets.tolist(), strict=True
@@ -79,8 +112,7 @@ def compute_probabilities_while_replacing_patches(
             .repeat_interleave(height, 0)
             .repeat_interleave(width, 1)
         )
-        steps = torch.arange(layout.num_patches + 1, device=image.device)[:, None, None, None]
-        changed_images = torch.where(pixel_steps < steps, replacement, image)
+        changed_images = torch.where(pixel_steps < num_changed, replacement, image)
         curves.append(
             torch.cat(
                 [predict_probabilities(model, batch)[:, target] for batch in changed_images.split(OCCLUSION_BATCH_SIZE)]

@@ -1,5 +1,6 @@
 """Write the figures and numbers of `vitascope explain` for each image."""
 
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -24,6 +25,8 @@ from vitascope.explain.faithfulness import (
     FaithfulnessCurves,
     attribute_at_random_with_fixed_seed,
     compute_deletion_and_insertion_curves,
+    count_curve_passes,
+    describe_curve_sampling,
     summarise_and_rank_faithfulness,
 )
 from vitascope.explain.maps import PatchPosition, TokenLayout, denormalize_images
@@ -64,6 +67,7 @@ class ExplainReport:
     files: list[Path] = field(default_factory=list)
     image_results: list[ImageResult] = field(default_factory=list)
     faithfulness: list[Faithfulness] = field(default_factory=list)
+    seconds_per_pass: float = 0.0  # of one image through the model, measured on the curves
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -112,11 +116,14 @@ def write_explanation_figures(
         report.files += save_png_and_svg(figure, output_folder / f"heads-{name}")
         report.image_results.append(result)
     report.files += _write_logit_lens_figures(subject, inputs, names, output_folder)
+    start = time.perf_counter()
     curves = {
         method: compute_deletion_and_insertion_curves(inputs, heatmap)
         for method, heatmap in {**heatmaps, "random": attribute_at_random_with_fixed_seed(inputs)}.items()
     }
-    report.files += _write_faithfulness_figure(curves, len(inputs.images), output_folder)
+    num_passes = len(curves) * len(inputs.images) * count_curve_passes(inputs.layout.num_patches)
+    report.seconds_per_pass = (time.perf_counter() - start) / num_passes
+    report.files += _write_faithfulness_figure(curves, inputs, output_folder)
     report.faithfulness = summarise_and_rank_faithfulness(curves)
     return report
 
@@ -219,8 +226,9 @@ def _describe_classifier_input(inputs: AttributionInputs) -> str:
 
 
 def _write_faithfulness_figure(
-    curves_by_method: dict[str, FaithfulnessCurves], num_images: int, output_folder: Path
+    curves_by_method: dict[str, FaithfulnessCurves], inputs: AttributionInputs, output_folder: Path
 ) -> list[Path]:
+    num_images = len(inputs.images)
     images_text = "One image" if num_images == 1 else f"Mean over {num_images} images"
     text = (
         f"{images_text}, with the area under each curve (AUC). Left: patches are made grey (the mean of the training "
@@ -228,6 +236,8 @@ def _write_faithfulness_figure(
         "Right: patches of a blurred image are restored in the same order. For a faithful method, both "
         "curves change faster than for a random order."
     )
+    if sampling_text := describe_curve_sampling(inputs.layout.num_patches):
+        text += f" {sampling_text}"
     deletion = {
         get_method_label(method): curves.deletion.mean(0).numpy() for method, curves in curves_by_method.items()
     }

@@ -10,6 +10,7 @@ from torch import nn
 
 from vitascope.errors import UserError, suggest_choice
 from vitascope.explain.attribution import (
+    NUM_STEPS,
     AttributionInputs,
     attribute_by_gradient_times_attention,
     attribute_by_integrated_gradients,
@@ -25,6 +26,7 @@ from vitascope.inference.hardware import disable_tf32_for_float32, make_float32_
 from vitascope.inference.prediction import ImagesInput
 from vitascope.shapes import Images, PatchHeatmap
 
+MAX_PATCHES_WITH_ALL_METHODS = 64
 RANDOM_DESCRIPTION = "baseline: a random order of the patches"
 
 
@@ -38,6 +40,10 @@ class AttributionMethod:
     is_class_specific: bool = True
     score: Literal["logit", "probability"] = "logit"  # of the class; signed maps increase or decrease it
     label: str | None = None  # the name that figures and tables show; None: the key in METHODS
+    num_passes: int = (
+        0  # forward passes per image that do not depend on the number of patches; one or two are not counted
+    )
+    needs_pass_per_patch: bool = False  # slow on large grids
 
     def __call__(self, inputs: AttributionInputs) -> PatchHeatmap:
         return self.compute(inputs)
@@ -77,14 +83,22 @@ METHODS: dict[str, AttributionMethod] = {
         attribute_by_integrated_gradients,
         "of the logit",
         "(image − grey) × mean gradient of the logit on the path from grey to the image (Sundararajan et al. 2017)",
+        num_passes=NUM_STEPS,
     ),
     "occlusion": AttributionMethod(
         attribute_by_occlusion,
         "drop in probability",
         "drop in the class's probability if the patch is made grey",
         score="probability",
+        needs_pass_per_patch=True,
     ),
 }
+
+
+def list_default_methods(num_patches: int) -> list[str]:
+    """Return the methods that `vitascope explain` computes by default: all, or the fast ones on a large grid."""
+    is_large = num_patches > MAX_PATCHES_WITH_ALL_METHODS
+    return [key for key, method in METHODS.items() if not (is_large and method.needs_pass_per_patch)]
 
 
 def get_method_label(method_key: str) -> str:

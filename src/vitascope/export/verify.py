@@ -214,8 +214,8 @@ def build_string_metadata(model_info: ModelInfo, run_name: str) -> dict[str, str
         "std": json.dumps(model_info.preparation.std),
         "img_size": json.dumps(model_info.model.image_shape),
         "in_chans": str(model_info.model.in_chans),
-        "preparation": "centre crop to the shape of img_size (rows, columns), resize to img_size, pixels / 255, "
-        "subtract mean, divide by std (per channel); float32, batch × channels × rows × columns",
+        "stored": json.dumps(model_info.stored),
+        "preparation": f"{model_info.preprocessing_description}; float32, batch × channels × rows × columns",
         "vitascope": vitascope.__version__,
         "run": run_name,
     }

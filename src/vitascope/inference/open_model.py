@@ -133,7 +133,7 @@ def _open_external_weights(model_ref: str, best: bool) -> Classifier:
 
 def _make_classifier_from_pretrained(model_ref: str, pretrained: PretrainedModel) -> Classifier:
     info, notes = pretrained.info, pretrained.user_messages
-    if pretrained.library != "vitascope":  # a folder of Vitascope stores its preprocessing
+    if pretrained.library != "vitascope" and not info.is_resized_again:  # else the folder says how
         size = "×".join(str(side) for side in dict.fromkeys(info.preparation.size))
         crop_note = f"assumed crop_pct=1.0 (images resized to {size} and centre-cropped)"
         notes.insert(len(pretrained.assumptions), crop_note)

@@ -97,7 +97,10 @@ def _read_vitascope_config(config_json: JsonObject, folder: Path) -> FolderConfi
 def _read_config_and_build_timm(config_json: JsonObject, folder: Path) -> FolderConfig:
     timm_model = build_timm_from_config(config_json, folder, plain_vit_only=True)
     class_names = _parse_class_names(config_json.get("label_names"))
-    return FolderConfig(replace(read_plain_timm_vit_metadata(timm_model), classes=class_names), timm_model)
+    metadata = replace(
+        read_plain_timm_vit_metadata(timm_model), classes=class_names, stored=_parse_stored_shape(config_json)
+    )
+    return FolderConfig(metadata, timm_model)
 
 
 def _read_transformers_config(config_json: JsonObject, folder: Path) -> FolderConfig:
@@ -123,7 +126,8 @@ def _read_transformers_config(config_json: JsonObject, folder: Path) -> FolderCo
     )
     normalisation = _try_to_read_normalisation(folder, config_json.get("num_channels", 3))
     mean, std = normalisation or (None, None)
-    return FolderConfig(WeightsMetadata(settings, class_names, mean, std, "transformers"))
+    stored = _parse_stored_shape(config_json)
+    return FolderConfig(WeightsMetadata(settings, class_names, mean, std, "transformers", stored))
 
 
 def _parse_class_index(key: str) -> int:
@@ -132,6 +136,15 @@ def _parse_class_index(key: str) -> int:
 
 def _parse_class_names(label_names: Any) -> list[str] | None:
     return [str(name) for name in label_names] if isinstance(label_names, list) and label_names else None
+
+
+def _parse_stored_shape(config_json: JsonObject) -> tuple[int, int, int] | None:
+    """Return channels, rows and columns of the training images, which Vitascope writes for other libraries' folders."""
+    section = config_json.get("vitascope")
+    shape = section.get("stored") if isinstance(section, dict) else None
+    if not isinstance(shape, list) or len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
+        return None
+    return (shape[0], shape[1], shape[2])
 
 
 def _try_to_read_normalisation(folder: Path, num_channels: int) -> Normalisation | None:

@@ -36,6 +36,31 @@ class ModelInfo:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def is_resized_again(self) -> bool:
+        """Whether images are resized to the data's size and then to the model's."""
+        return self.stored[1:] != self.preparation.size
+
+    @property
+    def preprocessing_description(self) -> str:
+        """The steps from an image file to the model's input, as Pillow, torchvision and NumPy users name them."""
+        size, model_size = (f"{rows}×{columns}" for rows, columns in (self.stored[1:], self.preparation.size))
+        mean, std = (
+            ", ".join(f"{value:.4g}" for value in values) for values in (self.preparation.mean, self.preparation.std)
+        )
+        steps = [
+            "rotate by the EXIF orientation",
+            "put transparent images on white",
+            f"convert to {'grayscale' if self.stored[0] == 1 else 'RGB'}",
+            f"crop the centre to the shape of {size} (rows × columns)",
+            f"resize to {size} (bicubic, antialiased, 8 bits)",
+        ]
+        if self.is_resized_again:
+            steps.append(f"resize to {model_size} (bilinear)")
+        if self.stored[0] != self.model.in_chans:
+            steps.append(f"convert to {'grayscale' if self.model.in_chans == 1 else 'RGB'}")
+        return ", ".join([*steps, "divide by 255", f"subtract {mean} and divide by {std} (per channel)"])
+
 
 def parse_model_info(config_json: Any, source_name: str) -> ModelInfo:
     """Check and convert the contents of config.json. `source_name`: its path, for error messages."""
@@ -76,6 +101,7 @@ class WeightsMetadata:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     library: str | None = None
+    stored: tuple[int, int, int] | None = None  # channels, rows, columns before preprocessing
 
 
 def get_default_normalisation(num_channels: int) -> Normalisation:

@@ -174,7 +174,7 @@ def complete_model_info_and_add_assumptions(
         classes = make_imagenet_or_numeric_class_names(config.num_classes)
         if config.num_classes == 1000:
             assumptions.append(IMAGENET_CLASSES)
-    stored = (config.in_chans, *config.image_shape)
+    stored = metadata.stored or (config.in_chans, *config.image_shape)
     return ModelInfo(config, classes, Preprocessing(config.image_shape, tuple(mean), tuple(std)), stored)
 
 
@@ -248,7 +248,8 @@ def convert_and_verify_timm_model(
 
 def check_same_output_as_reference(pretrained: PretrainedModel, reference_model: nn.Module) -> None:
     """Compare the outputs for one image, and raise an error if the model is not a plain ViT."""
-    images = torch.randn(1, *pretrained.info.stored, generator=torch.Generator().manual_seed(0))
+    config = pretrained.info.model
+    images = torch.randn(1, config.in_chans, *config.image_shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected, output = reference_model.eval()(images), pretrained.build_model()(images)
     tolerance = MAX_RELATIVE_DIFFERENCE * expected.abs().max().clamp(min=1e-6)

@@ -52,6 +52,7 @@ def make_timm_files(model_info: ModelInfo, weights: StateDict) -> ModelFiles:
         "std": list(model_info.preparation.std),
         "interpolation": "bicubic",
         "crop_pct": 1.0,
+        "crop_mode": "center",
         "first_conv": "patch_embed.proj",
         "classifier": "head",
         "num_classes": config.num_classes,
@@ -63,6 +64,7 @@ def make_timm_files(model_info: ModelInfo, weights: StateDict) -> ModelFiles:
         "label_names": model_info.classes,
         "model_args": args,
         "pretrained_cfg": pretrained_cfg,
+        "vitascope": {"stored": list(model_info.stored)},
     }
     return ModelFiles({"config.json": config_json}, weights)
 
@@ -89,6 +91,7 @@ def make_transformers_files(model_info: ModelInfo, weights: StateDict) -> ModelF
         "qkv_bias": config.qkv_bias,
         "id2label": {str(index): name for index, name in enumerate(model_info.classes)},
         "label2id": {name: index for index, name in enumerate(model_info.classes)},
+        "vitascope": {"stored": list(model_info.stored)},
     }
     # CLIP's processor resizes and centre-crops as Vitascope does. ViT's processor would distort non-square images.
     processor_json = {

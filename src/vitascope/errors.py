@@ -6,6 +6,8 @@ from typing import TypeVar
 
 MIN_SIMILARITY = 0.7  # difflib ratio; below it the nearest name is usually not the one that was meant
 MIN_PREFIX_LENGTH = 3  # letters; a shorter beginning fits too many names
+# Of json.loads: damaged text, not UTF-8, a number of more than 4300 digits, nested too deeply.
+JSON_ERRORS = (ValueError, RecursionError)
 ConfigClass = TypeVar("ConfigClass", bound=type)
 
 

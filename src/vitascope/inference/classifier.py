@@ -26,6 +26,7 @@ from vitascope.inference.prediction import (
 )
 from vitascope.inference.scoring import (
     average_logits_over_views,
+    check_outputs_are_finite,
     check_views_match_training,
     compute_outputs_in_batches,
 )
@@ -161,8 +162,11 @@ class Classifier:
     def compute_features_of_stored_images(self, stored_images: UInt8Images | Dataset) -> Features:
         """Return the features of stored images, in float32 on the CPU."""
         hardware = make_float32_inference_hardware(self.model)
-        return compute_outputs_in_batches(
-            self.model, self.compute_pooled_features, stored_images, self.preprocessing, hardware
+        return check_outputs_are_finite(
+            compute_outputs_in_batches(
+                self.model, self.compute_pooled_features, stored_images, self.preprocessing, hardware
+            ),
+            self.name,
         )
 
     def compute_logits_of_stored_images(
@@ -173,13 +177,14 @@ class Classifier:
         preprocess: Callable[[UInt8Images], Images] | None = None,
     ) -> Logits:
         """Return the logits of stored images, in float32 on the CPU. `preprocess` replaces the preprocessing."""
-        return compute_outputs_in_batches(
+        logits = compute_outputs_in_batches(
             self.model,
             lambda images: average_logits_over_views(self, images, views),
             stored_images,
             preprocess or self.preprocessing,
             make_float32_inference_hardware(self.model),
         )
+        return check_outputs_are_finite(logits, self.name)
 
     @property
     def token_reduction_description(self) -> str:

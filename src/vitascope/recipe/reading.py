@@ -8,6 +8,7 @@ from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.choices import OBJECTIVE_SECTIONS
 from vitascope.recipe.old_settings import convert_old_settings, has_renamed_settings, reject_outdated_settings
+from vitascope.recipe.plain_yaml import check_override_is_plain, read_plain_yaml
 from vitascope.recipe.schema import (
     NameAndText,
     Recipe,
@@ -121,6 +122,7 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
     from yaml import YAMLError
 
     for override in overrides:
+        check_override_is_plain(override)
         if "=" not in override or override.startswith("="):
             raise UserError(explain_override_without_value(override, overrides, "such as model.depth=8"))
         if override == "weights=recipe:":
@@ -150,7 +152,7 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
         raise UserError(
             f"The recipe {name_or_path} cannot be read ({error}). It must be a YAML text file of settings."
         ) from error
-    except YAMLError as error:
+    except (YAMLError, RecursionError) as error:
         raise UserError(f"This cannot be read as YAML: {' '.join(str(error).split())}") from error
 
 
@@ -165,7 +167,8 @@ def _load_recipe_file(path: Path, convert_old_names: bool = False) -> "DictConfi
     """Load a recipe file. Reject an empty file, and sections without settings."""
     from omegaconf import DictConfig, OmegaConf
 
-    config = OmegaConf.load(path)
+    text = read_plain_yaml(path)
+    config = OmegaConf.create(text) if text.strip() else None
     if not config:
         raise UserError(f"The recipe {path} is empty.")
     if not isinstance(config, DictConfig):

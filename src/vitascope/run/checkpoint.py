@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from vitascope.errors import UserError, shorten_error_message
+from vitascope.errors import JSON_ERRORS, UserError, shorten_error_message
+from vitascope.model.config import ModelConfig
 from vitascope.run.directory import Run, check_not_run_folder, is_run_folder
 from vitascope.run.files import make_folder, write_atomically, write_json
+from vitascope.weights.infer_config import check_file_is_large_enough
 from vitascope.weights.model_info import ModelInfo, parse_model_info
 
 FORMAT_MARK = "vitascope-resume-2"
@@ -79,13 +82,22 @@ def read_model_info(run: Run) -> ModelInfo:
         )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, *JSON_ERRORS) as error:
         raise UserError(f"{path} is incomplete ({type(error).__name__}). Restore the file, or train again.") from error
     return parse_model_info(config, str(path))
 
 
 def load_run_weights_into_model(model: nn.Module, run: Run, *, use_best_epoch: bool = False) -> None:
     """Load the weights of the last epoch, or of the best epoch on validation images."""
+    load_weights_file_into_model(model, _find_weights_file(run, use_best_epoch=use_best_epoch))
+
+
+def check_run_weights_are_large_enough(run: Run, config: ModelConfig, *, use_best_epoch: bool = False) -> None:
+    """Compare the model's size with the weights file before the model is built, because config.json may be damaged."""
+    check_file_is_large_enough(_find_weights_file(run, use_best_epoch=use_best_epoch), config)
+
+
+def _find_weights_file(run: Run, *, use_best_epoch: bool) -> Path:
     path = run.get_path(BEST_WEIGHTS if use_best_epoch else LAST_WEIGHTS)
     if not path.is_file():
         problem = _describe_missing_weights(run, path.name)
@@ -94,7 +106,7 @@ def load_run_weights_into_model(model: nn.Module, run: Run, *, use_best_epoch: b
         raise UserError(
             f"{problem}. Resume it with: vitascope resume {run.path}{_format_newest_finished_run_hint(run)}"
         )
-    load_weights_file_into_model(model, path)
+    return path
 
 
 def _describe_missing_weights(run: Run, file_name: str) -> str:
@@ -115,8 +127,11 @@ def _format_newest_finished_run_hint(run: Run) -> str:
 
 def load_weights_file_into_model(model: nn.Module, path: Path) -> None:
     try:
-        model.load_state_dict(load_file(path))
-    except (SafetensorError, RuntimeError) as error:
+        with warnings.catch_warnings(action="error"):  # about complex numbers
+            model.load_state_dict(load_file(path))
+    except (SafetensorError, RuntimeError, UserWarning) as error:
         raise UserError(
             f"{path} is incomplete or does not match its config.json: {shorten_error_message(error)}"
         ) from error
+    if broken := next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None):
+        raise UserError(f"{path}: {broken} contains NaN or infinite values, so the weights cannot be used.")

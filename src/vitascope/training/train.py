@@ -32,6 +32,7 @@ from vitascope.run.metrics import (
     save_run_curves_figure,
     truncate_metrics_file_after_epoch,
 )
+from vitascope.training.checkpoint_check import load_fitting_checkpoint, read_checkpoint_hardware
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, Hardware
 from vitascope.training.initial_weights import STAGE_PREFIX, load_and_adapt_pretrained_weights, read_first_stage_recipe
 from vitascope.training.loop import ALARMS_FILE, EpochRecord, train_and_checkpoint_remaining_epochs
@@ -142,8 +143,7 @@ def resume_run_if_unfinished(run: Run, console: Console, callbacks: Sequence[Run
         data, weights = replace(data, preprocessing=adapted.info.preparation), adapted.weights
     state = seed_and_build_train_state(recipe, data, _find_stored_hardware(run, checkpoint), weights)
     if checkpoint:
-        state.check_resumable_from(checkpoint)
-        state.load_state_dict(checkpoint)
+        load_fitting_checkpoint(state, run, checkpoint)
     for name in ("metrics.jsonl", ALARMS_FILE):
         if run.get_path(name).is_file():
             truncate_metrics_file_after_epoch(run.get_path(name), state.epoch)
@@ -155,8 +155,12 @@ def resume_run_if_unfinished(run: Run, console: Console, callbacks: Sequence[Run
 
 def _find_stored_hardware(run: Run, checkpoint: Checkpoint | None) -> Hardware | None:
     """Return the hardware of the run, from its checkpoint, or from machine.json if it has none yet."""
-    fields = checkpoint["hardware"] if checkpoint else run.machine.get("hardware")
-    return Hardware(**fields) if fields else None
+    if checkpoint:
+        return read_checkpoint_hardware(run, checkpoint)
+    try:
+        return Hardware(**run.machine["hardware"])
+    except (KeyError, TypeError):  # no machine.json yet, or another version's: nothing has been trained
+        return None
 
 
 def _train_and_write_run_files(
@@ -220,7 +224,7 @@ def write_model_and_machine_info(run: Run, state: TrainState) -> None:
 def _collect_or_extend_machine_info(run: Run, state: TrainState) -> dict[str, Any]:
     """Describe the machine and the data of the run. A resumed run keeps the first record and appends a new one."""
     machine, first_record = collect_machine_info(), run.machine
-    if first_record:
+    if "hardware" in first_record:
         return first_record | {"resumed": [*first_record.get("resumed", []), machine]}
     return machine | {
         "hardware": asdict(state.hardware),

@@ -58,6 +58,8 @@ def open_image_folder(
     if len(classes) < min_classes:
         required = "at least two class folders" if min_classes == 2 else "at least one class folder"
         raise UserError(f"{folders['train']} needs {required}; it has {', '.join(classes) or 'none'}.")
+    if unprintable := next((name for name in classes if not name.isprintable()), None):
+        raise UserError(f"The class folder {unprintable!r} has a control character in its name. Rename the folder.")
     for split, folder in folders.items():
         _check_class_folders(folder, split, classes)
     if num_channels not in (1, 3):

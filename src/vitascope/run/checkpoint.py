@@ -2,7 +2,6 @@
 
 import io
 import json
-import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,9 @@ def load_checkpoint_if_any(run: Run) -> Checkpoint | None:
     if not path.is_file():
         return None
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, OSError, ValueError) as error:
+        with warnings.catch_warnings(action="ignore"):  # about pickle protocols and TorchScript
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch, pickle and zipfile have errors of their own
         raise UserError(
             f"{path} is incomplete or not a Vitascope checkpoint. Nothing was changed. {_format_restart_hint(run)}"
         ) from error

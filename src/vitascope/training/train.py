@@ -195,15 +195,25 @@ def _train_and_write_run_files(
     except KeyboardInterrupt:
         console.print(f"Interrupted. To resume: vitascope resume {run.path}", highlight=False, soft_wrap=True)
         raise
+    except UserError as error:
+        _check_run_folder_exists(run, error)
+        raise
     finally:
         torch.set_num_threads(DEFAULT_NUM_THREADS)
         events.close()
         for tracker in trackers:
             tracker.close()
-        save_run_curves_figure(run.path, run.metrics, recipe, make_curves_title(recipe))
+        if run.path.is_dir():
+            save_run_curves_figure(run.path, run.metrics, recipe, make_curves_title(recipe))
+    _check_run_folder_exists(run)
     text = format_training_summary(run, data, suggest_evaluation=suggest_evaluation)
     console.print(text, highlight=False, soft_wrap=True)
     _write_wall_seconds_if_known(run)
+
+
+def _check_run_folder_exists(run: Run, cause: Exception | None = None) -> None:
+    if not run.get_path("recipe.yaml").is_file():
+        raise UserError(f"{run.path} was deleted or moved during the training, so it has no result.") from cause
 
 
 def _write_wall_seconds_if_known(run: Run) -> None:

@@ -24,6 +24,8 @@ from vitascope.data.decoding import (
     convert_to_8bit_opaque,
     crop_and_resize_pil_image_to_array,
     decode_image_or_error_reason,
+    open_image_header,
+    open_image_within_limit,
 )
 from vitascope.data.sources.folder_dataset import (
     FolderDataset,
@@ -127,7 +129,7 @@ def crop_and_resize_pil_image(pil_image: Image.Image, image_size: ImageSize, num
 
 def read_image_size(path: Path) -> ImageSize:
     """Return rows and columns of an image file, after rotation by EXIF."""
-    with Image.open(path) as file:
+    with open_image_header(path) as file:
         width, height = file.size
         is_rotated = file.getexif().get(ExifTags.Base.Orientation) in EXIF_QUARTER_TURNS
     return (width, height) if is_rotated else (height, width)
@@ -135,13 +137,13 @@ def read_image_size(path: Path) -> ImageSize:
 
 def image_file_is_grayscale(path: Path) -> bool:
     """Return whether the file's format stores no colours."""
-    with Image.open(path) as file:
+    with open_image_header(path) as file:
         return file.mode in GRAYSCALE_MODES
 
 
 def image_file_has_colour(path: Path) -> bool:
     """Return whether the image has colours. A gray image may be stored in a colour file."""
-    with Image.open(path) as file:
+    with open_image_within_limit(path) as file:
         pixels = np.asarray(convert_to_8bit_opaque(file).convert("RGB").resize((32, 32)), dtype=np.int16)
     return bool(np.ptp(pixels, axis=2).max() > MAX_GRAY_DIFFERENCE)
 

@@ -61,7 +61,7 @@ class ImageTooLargeError(ValueError):
 
 def open_image_header(path: str | os.PathLike[str]) -> Image.Image:
     """Open a file of any size without decoding it. Pillow's own limit is below that of some cameras."""
-    with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
+    with warnings.catch_warnings(action="ignore"):
         try:
             return Image.open(path)
         except Image.DecompressionBombError:
@@ -75,9 +75,10 @@ def open_image_within_limit(path: str | os.PathLike[str]) -> Image.Image:
     """Open a file. A JPEG file above MAX_PIXELS will be decoded in a half, a quarter or an eighth of its size."""
     image = open_image_header(path)
     columns, rows = image.size
-    for divisor in (2, 4, 8):
-        if image.size[0] * image.size[1] > MAX_PIXELS:
-            image.draft(None, (columns // divisor, rows // divisor))  # only JPEG files have this
+    if columns * rows > MAX_PIXELS:
+        divisors = (divisor for divisor in (2, 4, 8) if columns * rows <= MAX_PIXELS * divisor**2)
+        divisor = next(divisors, 8)
+        image.draft(None, (columns // divisor, rows // divisor))  # no effect on other files than JPEG
     if image.size[0] * image.size[1] > MAX_PIXELS:
         image.close()
         raise ImageTooLargeError
@@ -89,7 +90,8 @@ def decode_image_or_error_reason(
 ) -> PixelArray | UnreadableImage:
     """Return the pixels of a file, or the reason why it cannot be read."""
     try:
-        with open_image_within_limit(path) as file:
+        # Pillow's warnings are about parts of a file that it skips, such as damaged EXIF data.
+        with warnings.catch_warnings(action="ignore"), open_image_within_limit(path) as file:
             return crop_and_resize_pil_image_to_array(file, image_format)
     except Image.UnidentifiedImageError:
         return UnreadableImage("unknown image format")

@@ -195,14 +195,14 @@ class ModelConfig:
         for name in ("num_classes", "reg_tokens", "merge_tokens", "drop_tokens"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)} is negative. It must be 0 or more.")
+        for name in ("mlp_ratio", "norm_eps", "rotary_base"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"{name}={getattr(self, name)} must be greater than 0 and finite.")
         for name, largest in MAX_VALUES.items():
             if getattr(self, name) > largest:
                 raise UserError(
                     f"{name} is larger than {largest:,}, which no machine can compute. Choose a smaller value."
                 )
-        for name in ("mlp_ratio", "norm_eps", "rotary_base"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UserError(f"{name}={getattr(self, name)} must be greater than 0 and finite.")
         if self.init_values is not None and not abs(self.init_values) < 1e30:
             raise UserError(f"init_values={self.init_values} must be a finite number.")
         for name in [field.name for field in fields(self) if field.name.endswith(("drop_rate", "drop_path_rate"))]:

@@ -66,10 +66,14 @@ def _check_labels_are_class_indices(labels: NDArray[Any], source_name: str, *, m
     """Reject labels that are no class indices from 0, and gaps between them with `must_have_all`."""
     present = np.unique(labels)
     smallest, largest = int(present[0]), int(present[-1])
-    if smallest < 0 or largest >= MAX_CLASSES:
-        wrong = smallest if smallest < 0 else largest
+    if smallest < 0:
         raise UserError(
-            f"{source_name} contains {wrong}. Labels are the numbers of the classes: number them from 0, without gaps."
+            f"{source_name} must contain integers from 0 to {max(largest, 1)}, the numbers of the classes; "
+            f"it contains {smallest}."
+        )
+    if largest >= MAX_CLASSES:
+        raise UserError(
+            f"{source_name} contains {largest}. Labels are the numbers of the classes: number them from 0, without gaps."
         )
     missing = np.setdiff1d(np.arange(largest), present).tolist() if must_have_all else []
     if missing:

@@ -4,6 +4,7 @@ A folder that fits into memory (`data.memory`) is decoded once, a larger one whe
 """
 
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +130,7 @@ def crop_and_resize_pil_image(pil_image: Image.Image, image_size: ImageSize, num
 
 def read_image_size(path: Path) -> ImageSize:
     """Return rows and columns of an image file, after rotation by EXIF."""
-    with open_image_header(path) as file:
+    with warnings.catch_warnings(action="ignore"), open_image_header(path) as file:
         width, height = file.size
         is_rotated = file.getexif().get(ExifTags.Base.Orientation) in EXIF_QUARTER_TURNS
     return (width, height) if is_rotated else (height, width)

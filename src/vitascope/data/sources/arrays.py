@@ -73,7 +73,7 @@ def _check_labels_are_class_indices(labels: NDArray[Any], source_name: str, *, m
         )
     if largest >= MAX_CLASSES:
         raise UserError(
-            f"{source_name} contains {largest}. Labels are the numbers of the classes: number them from 0, without gaps."
+            f"{source_name} contains {largest}. Labels are class numbers: number the classes from 0, without gaps."
         )
     missing = np.setdiff1d(np.arange(largest), present).tolist() if must_have_all else []
     if missing:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from vitascope.errors import UserError, skip_beartype, suggest_choice
+from vitascope.model.limits import check_sides, check_upper_limits
 
 Size = int | tuple[int, int]
 
@@ -18,18 +19,6 @@ TOKENIZERS = ("patch", "spt", "conv")
 ATTENTIONS = ("plain", "lsa")
 TOKEN_REDUCTION_SETTINGS = ("merge_tokens", "drop_tokens")  # change inference, not training
 CONV_CHANNELS = 64  # between the layers of tokenizer=conv (Hassani et al. 2021)
-MAX_SIDE, MAX_TOKENS = 2**16, 2**20  # pixels, and tokens; far beyond what attention can compute
-MAX_VALUES = {  # larger ones are typing errors or damaged files, and would exhaust time or memory
-    "in_chans": 2**12,
-    "num_classes": 2**20,
-    "embed_dim": 2**17,
-    "depth": 10_000,
-    "num_heads": 2**17,
-    "mlp_ratio": 2**10,
-    "reg_tokens": 2**16,
-    "norm_eps": 1e6,
-    "rotary_base": 1e12,
-}
 CHOICES = {
     "tokenizer": TOKENIZERS,
     "attention": ATTENTIONS,
@@ -198,11 +187,7 @@ class ModelConfig:
         for name in ("mlp_ratio", "norm_eps", "rotary_base"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"{name}={getattr(self, name)} must be greater than 0 and finite.")
-        for name, largest in MAX_VALUES.items():
-            if getattr(self, name) > largest:
-                raise UserError(
-                    f"{name} is larger than {largest:,}, which no machine can compute. Choose a smaller value."
-                )
+        check_upper_limits(self, self.num_tokens)
         if self.init_values is not None and not abs(self.init_values) < 1e30:
             raise UserError(f"init_values={self.init_values} must be a finite number.")
         for name in [field.name for field in fields(self) if field.name.endswith(("drop_rate", "drop_path_rate"))]:
@@ -219,11 +204,6 @@ class ModelConfig:
                 divisors = ", ".join(str(size) for size in range(1, image + 1) if image % size == 0)
                 side = f"img_size={self.img_size}" if image == self.img_size else f"{image} of img_size={self.img_size}"
                 raise UserError(f"patch_size={patch} does not divide {side}. Choose patch_size from {divisors}.")
-        if self.num_tokens > MAX_TOKENS:
-            raise UserError(
-                f"img_size={self.img_size} and patch_size={self.patch_size} give {self.num_tokens:,} tokens; at most "
-                f"{MAX_TOKENS:,} are possible. Choose larger patches or smaller images."
-            )
         check_heads_divide_width(self.embed_dim, self.num_heads, width_factor=4 if self.uses_rotary else 1)
         if self.hidden_width < 1:
             raise UserError(f"mlp_ratio={self.mlp_ratio} × embed_dim={self.embed_dim} must be at least 1.")
@@ -311,10 +291,7 @@ def check_and_convert_size(setting_name: str, value: object) -> Size:
     pair: Any = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
     if len(pair) != 2 or any(isinstance(side, bool) or not isinstance(side, int) for side in pair):
         raise UserError(f"{setting_name}={value!r} is not a size. Give a number of pixels or a pair (rows, columns).")
-    if min(pair) < 1:
-        raise UserError(f"{setting_name}={value} is too small. It must be at least 1.")
-    if max(pair) > MAX_SIDE:
-        raise UserError(f"{setting_name} is larger than {MAX_SIDE:,} pixels. Choose a smaller size.")
+    check_sides(setting_name, value, pair)
     return value if isinstance(value, int) else pair
 
 

@@ -166,9 +166,17 @@ def has_old_setting_names(recipe_path: Path) -> bool:
 def _load_recipe_file(path: Path, convert_old_names: bool = False) -> "DictConfig":
     """Load a recipe file. Reject an empty file, and sections without settings."""
     from omegaconf import DictConfig, OmegaConf
+    from yaml import YAMLError
 
-    text = read_plain_yaml(path)
-    config = OmegaConf.create(text) if text.strip() else None
+    try:
+        text = read_plain_yaml(path)
+        config = OmegaConf.create(text) if text.strip() else None
+    except (YAMLError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"The recipe {path} cannot be read ({error}). It must be a YAML text file of settings."
+        ) from error
     if not config:
         raise UserError(f"The recipe {path} is empty.")
     if not isinstance(config, DictConfig):

@@ -173,11 +173,7 @@ def _train_and_write_run_files(
 ) -> None:
     """Write config.json and machine.json, train, and draw the curves even if the training fails."""
     recipe, data = state.recipe, state.data
-    if recipe.train.tune != "full" or recipe.train.freeze:
-        counts = count_trainable_and_all_parameters(state.model)
-        console.print(f"{counts.trainable:,} of {counts.total:,} parameters are trained.", highlight=False)
-    for note in filter(None, (describe_teacher(recipe), explain_worse_training_metrics(recipe))):
-        console.print(note, highlight=False, soft_wrap=True)
+    _print_notes_before_training(state, console)
     record_task_start_in_this_process(TRAIN, run)
     write_model_and_machine_info(run, state)
     events = TensorBoardWriter(run.path, read_metrics(run.get_path("metrics.jsonl")))
@@ -185,13 +181,9 @@ def _train_and_write_run_files(
     try:
         for callback in callbacks:
             callback.begin_run(run)
-        _consume_and_log_epoch_records(
-            show_progress_and_yield_epochs(
-                train_and_checkpoint_remaining_epochs(state, run), recipe.train.epochs, state.epoch, console
-            ),
-            events,
-            trackers,
-        )
+        records = train_and_checkpoint_remaining_epochs(state, run)
+        epochs = show_progress_and_yield_epochs(records, recipe.train.epochs, state.epoch, console)
+        _consume_and_log_epoch_records(epochs, events, trackers)
     except KeyboardInterrupt:
         console.print(f"Interrupted. To resume: vitascope resume {run.path}", highlight=False, soft_wrap=True)
         raise
@@ -209,6 +201,15 @@ def _train_and_write_run_files(
     text = format_training_summary(run, data, suggest_evaluation=suggest_evaluation)
     console.print(text, highlight=False, soft_wrap=True)
     _write_wall_seconds_if_known(run)
+
+
+def _print_notes_before_training(state: TrainState, console: Console) -> None:
+    recipe = state.recipe
+    if recipe.train.tune != "full" or recipe.train.freeze:
+        counts = count_trainable_and_all_parameters(state.model)
+        console.print(f"{counts.trainable:,} of {counts.total:,} parameters are trained.", highlight=False)
+    for note in filter(None, (describe_teacher(recipe), explain_worse_training_metrics(recipe))):
+        console.print(note, highlight=False, soft_wrap=True)
 
 
 def _check_run_folder_exists(run: Run, cause: Exception | None = None) -> None:

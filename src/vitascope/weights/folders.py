@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, cast
 from torch import nn
 
 from vitascope.errors import JSON_ERRORS, UserError
-from vitascope.model.config import MAX_SIDE, check_and_convert_size
+from vitascope.model.config import check_and_convert_size
+from vitascope.model.limits import MAX_SIDE
 from vitascope.weights.files import read_float32_weights_and_extra_names, read_plain_timm_vit_metadata
 from vitascope.weights.model_info import (
     JsonObject,

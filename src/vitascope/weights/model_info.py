@@ -9,7 +9,8 @@ from torch import Tensor
 
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
-from vitascope.model.config import MAX_SIDE, OLD_INITIALIZERS, ModelConfig
+from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
+from vitascope.model.limits import MAX_SIDE
 
 StateDict = dict[str, Tensor]  # by parameter name
 ModelSettings = dict[str, Any]  # values of ModelConfig's fields, by name

@@ -6,6 +6,10 @@ from typing import TypeVar
 
 MIN_SIMILARITY = 0.7  # difflib ratio; below it the nearest name is usually not the one that was meant
 MIN_PREFIX_LENGTH = 3  # letters; a shorter beginning fits too many names
+# Of json.loads: damaged text, not UTF-8, a number of more than 4300 digits, nested too deeply.
+JSON_ERRORS = (ValueError, RecursionError)
+# Of PyTorch's CPU allocator: "DefaultCPUAllocator: can't allocate memory", on Windows "not enough memory".
+OUT_OF_MEMORY_WORDS = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc")
 ConfigClass = TypeVar("ConfigClass", bound=type)
 
 
@@ -32,6 +36,13 @@ def format_count(count: int, noun: str) -> str:
 def shorten_error_message(error: BaseException, max_chars: int = 120) -> str:
     """Return the first line of another library's error, shortened, or the error's name if it has no text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:max_chars]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the memory of a GPU or the machine was too small. PyTorch's CPU error has no own type."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY_WORDS)
 
 
 def skip_beartype(config_class: ConfigClass) -> ConfigClass:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -156,7 +157,9 @@ def test_a_broken_run_does_not_hide_the_others(vitascope, trained) -> None:
     first = sorted(trained.glob("runs/digits/*"))[0]
     (first / "recipe.yaml").write_text("model: {dept: 3}\n")
     answer = vitascope("runs", "list", "--json")
-    assert len(json.loads(answer.out)) == 1 and "There is no setting 'model.dept'" in answer.err
+    assert len(json.loads(answer.out)) == 2 and "There is no setting 'model.dept'" in answer.err
+    assert ["model.dept" in (row["remark"] or "") for row in json.loads(answer.out)] == [True, False]
+    assert f"{first.name[:20]}" in (table := vitascope("runs", "list").out) and "cannot be read" in table
 
 
 def test_names_are_printed_without_markup(vitascope, trained) -> None:
@@ -176,10 +179,14 @@ def test_names_are_printed_without_markup(vitascope, trained) -> None:
     assert vitascope("evaluate", "runs/named", "--split", "train", "--quick").code == 0
 
 
-def test_only_a_run_is_deleted(vitascope, trained) -> None:
+def test_only_a_run_is_deleted(vitascope, trained, monkeypatch) -> None:
     (trained / "thesis").mkdir()
     (trained / "thesis" / "recipe.yaml").write_text("name: mine\n")
     assert "is not a run" in vitascope("runs", "delete", "thesis", "--yes").err and (trained / "thesis").is_dir()
+    (trained / "thesis" / "inner").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "glob", None)  # a folder that is no run is not searched: it may be the whole disk
+        assert "is not a run" in vitascope("runs", "delete", "thesis", "--yes").err
     (trained / "link").symlink_to(sorted(trained.glob("runs/digits/*"))[0])
     assert "is a link" in vitascope("runs", "delete", "link", "--yes").err
     assert len(json.loads(vitascope("runs", "list", "--runs", ".", "--json").out)) == 2

@@ -92,3 +92,19 @@ def test_help_and_exit_codes_of_commands_are_as_before(vitascope, tmp_path) -> N
     assert vitascope("--help").code == vitascope("train", "-h").code == vitascope("--version").code == 0
     (tmp_path / "empty.py").write_text("")
     assert vitascope("check", str(tmp_path / "empty.py")).code == 2
+
+
+def test_an_argument_that_is_not_utf8_is_refused(vitascope) -> None:
+    answer = vitascope("predict", "runs/a\udcff", "b.png")
+    assert answer.code == 2 and answer.err == (
+        "vitascope: The argument 'runs/a\\udcff' is not UTF-8. Rename the file or folder, or correct the text.\n"
+    )
+
+
+def test_ctrl_c_before_a_command_has_started_gives_no_traceback(vitascope, monkeypatch) -> None:
+    def interrupt(arguments: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitascope.cli._reject_renamed_options", interrupt)
+    answer = vitascope("doctor")
+    assert answer.code == 130 and answer.err == "vitascope: Interrupted.\n"

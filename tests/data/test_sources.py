@@ -128,8 +128,8 @@ def test_an_npz_file_with_wrong_arrays_is_an_error(tmp_path, arrays, sentence) -
 
 def test_a_test_label_that_no_training_image_has_is_named(tmp_path) -> None:
     x = np.zeros((3, 4, 4), np.uint8)
-    np.savez(tmp_path / "lab.npz", x_train=x, y_train=np.array([0, 4, 1]), x_test=x, y_test=np.array([0, 6, 1]))
-    with pytest.raises(UserError, match="from 0 to 4, the largest label in y_train; it contains 6"):
+    np.savez(tmp_path / "lab.npz", x_train=x, y_train=np.array([0, 2, 1]), x_test=x, y_test=np.array([0, 6, 1]))
+    with pytest.raises(UserError, match="from 0 to 2, the largest label in y_train; it contains 6"):
         open_source(tmp_path / "lab.npz").load_split("test")
 
 
@@ -271,6 +271,15 @@ def test_the_reason_of_a_failed_download_is_the_last_line(tmp_path, monkeypatch)
 
     monkeypatch.setattr("torchvision.datasets.mnist.MNIST.download", no_mirror)
     with pytest.raises(UserError, match=r"^mnist could not be downloaded \(no route to host\)\. "):
+        open_or_download_published_dataset("mnist", tmp_path, download=True)
+
+
+def test_the_reason_of_a_failed_download_has_no_dangling_colon(tmp_path, monkeypatch) -> None:
+    def no_mirror(*args, **kwargs):
+        raise RuntimeError("Error downloading train-images-idx3-ubyte.gz:\n")
+
+    monkeypatch.setattr("torchvision.datasets.mnist.MNIST.download", no_mirror)
+    with pytest.raises(UserError, match=r"\(Error downloading train-images-idx3-ubyte.gz\)\. "):
         open_or_download_published_dataset("mnist", tmp_path, download=True)
 
 

@@ -1,10 +1,11 @@
 """The command line: each command reads its arguments, calls one function and prints the result."""
 
 import io
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from vitascope.errors import UserError
+from vitascope.errors import UserError, is_out_of_memory
 
 if TYPE_CHECKING:
     from vitascope.cli.console import ExitCode
@@ -18,7 +19,26 @@ RENAMED_OPTIONS = {
 }
 
 
+INTERRUPTED = 130  # exit code after Ctrl-C or SIGTERM
+
+
 def main() -> None:
+    """Run the command line. Ctrl-C and SIGTERM end it with exit code 130, from the first moment."""
+    try:
+        previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except ValueError:  # not in the main thread
+        _run_command_line()
+        return
+    try:
+        _run_command_line()
+    except KeyboardInterrupt:
+        print("vitascope: Interrupted.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGTERM, previous_handler)
+
+
+def _run_command_line() -> None:
     """Run the command line. A `UserError`, or a wrong argument, is printed as one line, with exit code 2."""
     import typer
     from typer.main import get_command
@@ -29,6 +49,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a file name may have characters that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     try:
+        _reject_arguments_that_are_not_utf8(sys.argv[1:])
         _reject_renamed_options(sys.argv[1:])
         sys.exit(_run_command_converting_usage_errors(get_command(app), sys.argv[1:]))
     except UserError as error:
@@ -37,6 +58,15 @@ def main() -> None:
     except typer.Abort:  # a question was answered with Ctrl-C or no input
         print("vitascope: Aborted.", file=sys.stderr)
         sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(
+            "vitascope: The memory of this machine or of its GPU is too small. Use a smaller model, smaller images, "
+            "fewer of them at once, or close other programs.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "vitascope":
             raise
@@ -60,6 +90,16 @@ def _run_command_converting_usage_errors(command: Any, arguments: list[str]) -> 
             return 2
         raise convert_usage_error(error, command, arguments) from error
     return exit_code if isinstance(exit_code, int) else 0
+
+
+def _reject_arguments_that_are_not_utf8(arguments: list[str]) -> None:
+    """Reject arguments with bytes that are not UTF-8: such names cannot be written to reports."""
+    for argument in arguments:
+        if not argument.isascii() and argument.encode(errors="replace") != argument.encode(errors="surrogatepass"):
+            shown = argument.encode(errors="backslashreplace").decode()
+            raise UserError(
+                f"The argument '{shown[:80]}' is not UTF-8. Rename the file or folder, or correct the text."
+            )
 
 
 def _reject_renamed_options(arguments: list[str]) -> None:

@@ -26,14 +26,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 @app.command("list")
 def print_runs(runs: RunsFolder = Path("runs"), as_json: JsonOption = False) -> None:
     """List all runs with their results, oldest first."""
-    from vitascope.run.listing import find_runs, summarize_run
+    from vitascope.run.listing import find_runs, summarize_run_or_explain
 
-    summaries = []
-    for run in find_runs(runs):
-        try:
-            summaries.append(summarize_run(run))
-        except UserError as error:
-            print(f"vitascope: {error}", file=sys.stderr)  # one broken run must not hide the others
+    summaries = [summarize_run_or_explain(run) for run in find_runs(runs)]
+    _print_remarks(summaries)
     if as_json:
         print(json.dumps([asdict(summary) for summary in summaries]))
         return
@@ -56,6 +52,9 @@ def print_runs(runs: RunsFolder = Path("runs"), as_json: JsonOption = False) -> 
 
 def _format_cells_by_column(summary: "RunSummary") -> dict[str, str]:
     """Return column -> text for one run."""
+    if summary.remark:
+        unknown = dict.fromkeys(("parameters", "epochs", "time", "validation accuracy", "test accuracy"), "–")
+        return {"run": summary.run, "data": "cannot be read", **unknown}
     return {
         "run": summary.run,
         "data": summary.data,
@@ -81,6 +80,12 @@ def _format_accuracy_marking_probe(accuracy: float | None, summary: "RunSummary"
     return format_percent(accuracy, 2) + (" (probe)" if is_probe else "")
 
 
+def _print_remarks(summaries: "list[RunSummary]") -> None:
+    for summary in summaries:
+        if summary.remark:
+            print(f"vitascope: {summary.run} cannot be read: {summary.remark}", file=sys.stderr)
+
+
 @app.command("compare")
 def compare_runs_and_save_figure(
     runs: Annotated[
@@ -98,11 +103,12 @@ def compare_runs_and_save_figure(
     from vitascope.run.listing import compare_runs, format_setting_for_reading
 
     comparison = compare_runs([open_run_or_newest(run) for run in runs])
+    _print_remarks(comparison.unreadable_runs)
     figure_path = save_figure(comparison.draw_curves(), out or choose_unused_path(Path("compare.png")))
     if as_json:
         print(json.dumps(comparison.as_dict()))
         return
-    labels = [f"run {index}" for index in range(1, len(runs) + 1)]
+    labels = [f"run {index}" for index in range(1, len(comparison.runs) + 1)]
     for label, summary in zip(labels, comparison.run_summaries, strict=True):
         print(f"{label}: {summary.run}")
     setting_rows = [

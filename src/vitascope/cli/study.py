@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitascope.cli import INTERRUPTED
 from vitascope.cli.console import create_console, create_table
 from vitascope.errors import UserError, format_count
 from vitascope.recipe.reading import split_required_recipe_args
@@ -112,7 +113,7 @@ def _run_study_and_write_report(
         sys.exit(130)
     finally:
         for worker_number, worker in enumerate(workers, start=2):
-            if worker.wait() > 0:
+            if worker.wait() > 0 and worker.returncode != INTERRUPTED:
                 print(f"Worker {worker_number} failed. See {output_folder / f'worker-{worker_number}.log'}")
         results = _write_and_print_study_report(queue, output_folder)
     if results.failed_trials and not results.combinations:

@@ -10,6 +10,7 @@ import queue
 import struct
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,9 +19,10 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, JpegImagePlugin
 
 MAX_WORKERS = 16
+MAX_PIXELS = 64_000_000  # of an image that is decoded; a JPEG file with more is reduced while it is decoded
 CHUNK_SIZE = 32  # images per request to a worker
 MAX_INLINE_BYTES = 2_000_000  # smaller files in all are read faster than workers start
 REQUEST_HEADER, REASON_HEADER = struct.Struct("<Q"), struct.Struct("<I")
@@ -53,17 +55,48 @@ class DecodedFiles(NamedTuple):
     unreadable: UnreadableByIndex
 
 
+class ImageTooLargeError(ValueError):
+    """An image has so many pixels that decoding it would exhaust the memory."""
+
+
+def open_image_header(path: str | os.PathLike[str]) -> Image.Image:
+    """Open a file of any size without decoding it. Pillow's own limit is below that of some cameras."""
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            return Image.open(path)
+        except Image.DecompressionBombError:
+            try:
+                return JpegImagePlugin.JpegImageFile(path)
+            except SyntaxError as error:
+                raise ImageTooLargeError from error
+
+
+def open_image_within_limit(path: str | os.PathLike[str]) -> Image.Image:
+    """Open a file. A JPEG file above MAX_PIXELS will be decoded in a half, a quarter or an eighth of its size."""
+    image = open_image_header(path)
+    columns, rows = image.size
+    if columns * rows > MAX_PIXELS:
+        divisors = (divisor for divisor in (2, 4, 8) if columns * rows <= MAX_PIXELS * divisor**2)
+        divisor = next(divisors, 8)
+        image.draft(None, (columns // divisor, rows // divisor))  # no effect on other files than JPEG
+    if image.size[0] * image.size[1] > MAX_PIXELS:
+        image.close()
+        raise ImageTooLargeError
+    return image
+
+
 def decode_image_or_error_reason(
     path: str | os.PathLike[str], image_format: ImageFormat
 ) -> PixelArray | UnreadableImage:
     """Return the pixels of a file, or the reason why it cannot be read."""
     try:
-        with Image.open(path) as file:
+        # Pillow's warnings are about parts of a file that it skips, such as damaged EXIF data.
+        with warnings.catch_warnings(action="ignore"), open_image_within_limit(path) as file:
             return crop_and_resize_pil_image_to_array(file, image_format)
     except Image.UnidentifiedImageError:
         return UnreadableImage("unknown image format")
-    except Image.DecompressionBombError:
-        return UnreadableImage("it is too large")
+    except (ImageTooLargeError, Image.DecompressionBombError):
+        return UnreadableImage(f"it has more than {MAX_PIXELS:,} pixels: reduce it, or save it as a JPEG file")
     except (OSError, ValueError, SyntaxError, RuntimeError):
         return UnreadableImage("it is damaged or truncated")
 

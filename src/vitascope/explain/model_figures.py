@@ -175,7 +175,7 @@ def write_model_statistics_if_enough_images(
     subject: Classifier, run_images: RunImages | None, given_images: UInt8Images, output_folder: Path
 ) -> list[Path]:
     """Write the analysis over the run's own images, or over the given ones if there are enough; otherwise nothing."""
-    if run_images is not None:
+    if run_images is not None and len(run_images.images) >= MIN_IMAGES:
         return write_model_statistics_figures_and_json(
             subject, run_images.images, run_images.labels, run_images.description, output_folder
         )

@@ -33,7 +33,11 @@ from vitascope.evaluation.report import Evaluation, Misclassification, spell_out
 from vitascope.explain.attribution import build_attribution_inputs, uses_sequence_pooling
 from vitascope.explain.maps import get_token_layout
 from vitascope.explain.methods import METHODS
-from vitascope.explain.model_figures import try_to_load_run_images, write_model_statistics_figures_and_json
+from vitascope.explain.model_figures import (
+    MIN_IMAGES,
+    try_to_load_run_images,
+    write_model_statistics_figures_and_json,
+)
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.open_model import open_model
 from vitascope.model.replay import compute_logits
@@ -200,7 +204,7 @@ def _find_newest_saved_evaluation(model: Classifier) -> SavedEvaluation | None:
 
 def _draw_model_statistics(subject: Classifier) -> list[Picture]:
     run_images = try_to_load_run_images(subject)
-    if run_images is None:
+    if run_images is None or len(run_images.images) < MIN_IMAGES:
         return []
     with TemporaryDirectory() as folder:
         files = write_model_statistics_figures_and_json(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitascope.data.dataset import Dataset, UInt8Images
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.errors import UserError, format_count
+from vitascope.errors import UserError
 from vitascope.inference.fast import FastInference
 from vitascope.inference.hardware import disable_tf32_for_float32, make_float32_inference_hardware
 from vitascope.inference.prediction import (
@@ -25,11 +25,13 @@ from vitascope.inference.prediction import (
 )
 from vitascope.inference.scoring import (
     average_logits_over_views,
+    check_outputs_are_finite,
     check_views_match_training,
     compute_outputs_in_batches,
 )
 from vitascope.model.config import ModelConfig
 from vitascope.model.replay import Replay, replay_forward_pass
+from vitascope.model.token_merging import describe_token_reduction
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import ExternalWeightsRun, Run
 from vitascope.run.temperature import RunTemperature, find_run_temperature
@@ -195,8 +197,11 @@ class Classifier:
     def compute_features_of_stored_images(self, stored_images: UInt8Images | Dataset) -> Features:
         """Return the features of stored images, in float32 on the CPU."""
         hardware = make_float32_inference_hardware(self.model)
-        return compute_outputs_in_batches(
-            self.model, self.compute_pooled_features, stored_images, self.preprocessing, hardware
+        return check_outputs_are_finite(
+            compute_outputs_in_batches(
+                self.model, self.compute_pooled_features, stored_images, self.preprocessing, hardware
+            ),
+            self.name,
         )
 
     def compute_logits_of_stored_images(
@@ -207,23 +212,19 @@ class Classifier:
         preprocess: Callable[[UInt8Images], Images] | None = None,
     ) -> Logits:
         """Return the logits of stored images, in float32 on the CPU. `preprocess` replaces the preprocessing."""
-        return compute_outputs_in_batches(
+        logits = compute_outputs_in_batches(
             self.model,
             lambda images: average_logits_over_views(self, images, views),
             stored_images,
             preprocess or self.preprocessing,
             make_float32_inference_hardware(self.model),
         )
+        return check_outputs_are_finite(logits, self.name)
 
     @property
     def token_reduction_description(self) -> str:
         """Token merging or dropping at inference, such as "2 tokens merged per block"; empty if all are used."""
-        if not isinstance(self.model, VisionTransformer) or not self.config.token_reduction:
-            return ""
-        config, removed = self.config, self.config.num_removed_per_block
-        limit = "" if min(removed) == max(removed) else "up to "
-        verb = "merged" if config.merge_tokens else "dropped"
-        return f"{limit}{format_count(max(removed), 'token')} {verb} per block"
+        return describe_token_reduction(self.config) if isinstance(self.model, VisionTransformer) else ""
 
     def with_token_reduction(self, *, merge_tokens: int | None = None, drop_tokens: int | None = None) -> "Classifier":
         """Return a classifier in float32 with the same weights that merges or drops tokens. None: as it is."""

@@ -19,7 +19,11 @@ from vitascope.inference.fast import choose_fast_or_float32_inference
 from vitascope.inference.hardware import choose_or_check_device
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.checkpoint import load_run_weights_into_model, read_model_info
+from vitascope.run.checkpoint import (
+    check_run_weights_are_large_enough,
+    load_run_weights_into_model,
+    read_model_info,
+)
 from vitascope.run.directory import make_run_for_external_weights, open_run_or_newest
 from vitascope.weights.files import (
     WEIGHTS_SUFFIXES,
@@ -107,6 +111,7 @@ def _open_run(path: str, best: bool) -> Classifier:
         raise UserError(f"There is no run {path}, and no weights of this name. {ACCEPTED_WEIGHTS_HELP}")
     run = open_run_or_newest(path)
     info = read_model_info(run)
+    check_run_weights_are_large_enough(run, info.model, use_best_epoch=best)
     model = VisionTransformer(info.model)
     load_run_weights_into_model(model, run, use_best_epoch=best)
     return Classifier(

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vitascope.data.dataset import Dataset, UInt8Images
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.errors import UserError
+from vitascope.errors import UserError, format_count
 from vitascope.inference.hardware import InferenceHardware, disable_tf32_for_float32, set_malloc_to_keep_memory
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
@@ -155,6 +155,18 @@ def compute_outputs_in_batches(
     with hardware.autocast(), disable_tf32_for_float32(hardware):
         parts = [forward(preprocess(part.to(hardware.device, non_blocking=True))).float() for part in batches]
     return torch.cat(parts).cpu()
+
+
+def check_outputs_are_finite(outputs: Tensor, model_name: str) -> Tensor:
+    """Return the outputs of a trained model, one row per image. NaN or infinite values are an error."""
+    is_finite = outputs.flatten(1).isfinite().all(1)
+    if not is_finite.all():
+        num_images = format_count(int((~is_finite).sum()), "image")
+        raise UserError(
+            f"{model_name} has an output of NaN or infinite values for {num_images}, so the weights or the "
+            "normalisation in config.json are damaged. Restore the files, or train again."
+        )
+    return outputs
 
 
 def choose_inference_batch_size(model: nn.Module, device: str) -> int:

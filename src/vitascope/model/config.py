@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from vitascope.errors import UserError, skip_beartype, suggest_choice
+from vitascope.model.limits import check_sides, check_upper_limits
 
 Size = int | tuple[int, int]
 
@@ -186,7 +187,8 @@ class ModelConfig:
         for name in ("mlp_ratio", "norm_eps", "rotary_base"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"{name}={getattr(self, name)} must be greater than 0 and finite.")
-        if self.init_values is not None and not abs(self.init_values) < float("inf"):
+        check_upper_limits(self, self.num_tokens)
+        if self.init_values is not None and not abs(self.init_values) < 1e30:
             raise UserError(f"init_values={self.init_values} must be a finite number.")
         for name in [field.name for field in fields(self) if field.name.endswith(("drop_rate", "drop_path_rate"))]:
             if not 0 <= getattr(self, name) < 1:
@@ -289,8 +291,7 @@ def check_and_convert_size(setting_name: str, value: object) -> Size:
     pair: Any = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
     if len(pair) != 2 or any(isinstance(side, bool) or not isinstance(side, int) for side in pair):
         raise UserError(f"{setting_name}={value!r} is not a size. Give a number of pixels or a pair (rows, columns).")
-    if min(pair) < 1:
-        raise UserError(f"{setting_name}={value} is too small. It must be at least 1.")
+    check_sides(setting_name, value, pair)
     return value if isinstance(value, int) else pair
 
 

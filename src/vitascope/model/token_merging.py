@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitascope.errors import format_count
 from vitascope.model.config import ModelConfig
 from vitascope.shapes import (
     AllTokenMaps,
@@ -170,3 +171,13 @@ def expand_tokens_to_all_tokens(
     """Return one token per original token: that of its group; a dropped patch keeps its token of `earlier_tokens`."""
     is_dropped = membership.sum(1) == 0
     return torch.where(is_dropped[..., None], earlier_tokens, membership.mT @ tokens)
+
+
+def describe_token_reduction(config: ModelConfig) -> str:
+    """Return for example "2 tokens merged per block"; empty if all tokens are used."""
+    if not config.token_reduction:
+        return ""
+    removed = config.num_removed_per_block
+    limit = "" if min(removed) == max(removed) else "up to "
+    verb = "merged" if config.merge_tokens else "dropped"
+    return f"{limit}{format_count(max(removed), 'token')} {verb} per block"

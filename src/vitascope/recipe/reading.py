@@ -8,6 +8,7 @@ from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.choices import OBJECTIVE_SECTIONS
 from vitascope.recipe.old_settings import convert_old_settings, has_renamed_settings, reject_outdated_settings
+from vitascope.recipe.plain_yaml import check_override_is_plain, read_plain_yaml
 from vitascope.recipe.schema import (
     NameAndText,
     Recipe,
@@ -147,6 +148,7 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
     from yaml import YAMLError
 
     for override in overrides:
+        check_override_is_plain(override)
         _check_override_has_usable_value(override, overrides)
     schema = build_omegaconf_schema()
     try:
@@ -169,7 +171,7 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
         raise UserError(
             f"The recipe {name_or_path} cannot be read ({error}). It must be a YAML text file of settings."
         ) from error
-    except YAMLError as error:
+    except (YAMLError, RecursionError) as error:
         raise UserError(f"This cannot be read as YAML: {' '.join(str(error).split())}") from error
 
 
@@ -198,8 +200,17 @@ def has_old_setting_names(recipe_path: Path) -> bool:
 def _load_recipe_file(path: Path, convert_old_names: bool = False) -> "DictConfig":
     """Load a recipe file. Reject an empty file, and sections without settings."""
     from omegaconf import DictConfig, OmegaConf
+    from yaml import YAMLError
 
-    config = OmegaConf.load(path)
+    try:
+        text = read_plain_yaml(path)
+        config = OmegaConf.create(text) if text.strip() else None
+    except (YAMLError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"The recipe {path} cannot be read ({error}). It must be a YAML text file of settings."
+        ) from error
     if not config:
         raise UserError(f"The recipe {path} is empty.")
     if not isinstance(config, DictConfig):

@@ -25,6 +25,9 @@ SectionSettings = dict[str, Any]  # setting -> value; a section is a dictionary 
 DottedSettings = dict[str, Any]  # `section.setting` -> value
 
 
+MAX_NAME_BYTES = 200  # file systems allow 255
+
+
 @skip_beartype
 @dataclass(frozen=True)
 class Recipe:
@@ -40,6 +43,10 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.name or any(sign in self.name for sign in "/\\:") or self.name.startswith("."):
             raise UserError(f"name={self.name!r} is not a valid folder name. Use letters, digits, - and _.")
+        if not self.name.isprintable() or len(self.name.encode(errors="replace")) > MAX_NAME_BYTES:
+            raise UserError(
+                f"name={self.name[:40]!r} has a control character or is too long. Use letters, digits, - and _."
+            )
         if self.weights is not None and not self.weights.strip():
             raise UserError("weights is empty. Name the pretrained weights, or leave it out to train from scratch.")
         if self.train.patience and self.data.validation == 0:

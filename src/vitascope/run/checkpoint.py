@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from vitascope.errors import UserError, shorten_error_message
+from vitascope.errors import JSON_ERRORS, UserError, shorten_error_message
+from vitascope.model.config import ModelConfig
 from vitascope.run.directory import Run, check_not_run_folder, is_run_folder
 from vitascope.run.files import make_folder, write_atomically, write_json
 from vitascope.weights.files import make_safetensors_metadata, read_safetensors
+from vitascope.weights.infer_config import check_file_is_large_enough
 from vitascope.weights.model_info import ModelInfo, parse_model_info
 
 CHECKPOINT, PREVIOUS_CHECKPOINT = "resume.pt", "resume.previous.pt"
@@ -88,7 +91,8 @@ def _read_checkpoint_file(path: Path) -> Checkpoint:
     if has_checksum is False:
         raise damaged
     try:
-        checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # about pickle protocols and TorchScript
+            checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch, pickle and zipfile have errors of their own
         raise damaged from error
     mark = checkpoint.get("mark") if isinstance(checkpoint, dict) else None
@@ -138,13 +142,22 @@ def read_model_info(run: Run) -> ModelInfo:
         )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, *JSON_ERRORS) as error:
         raise UserError(f"{path} is incomplete ({type(error).__name__}). Restore the file, or train again.") from error
     return parse_model_info(config, str(path))
 
 
 def load_run_weights_into_model(model: nn.Module, run: Run, *, use_best_epoch: bool = False) -> None:
     """Load the weights of the last epoch, or of the best epoch on validation images."""
+    load_weights_file_into_model(model, _find_weights_file(run, use_best_epoch=use_best_epoch))
+
+
+def check_run_weights_are_large_enough(run: Run, config: ModelConfig, *, use_best_epoch: bool = False) -> None:
+    """Compare the model's size with the weights file before the model is built, because config.json may be damaged."""
+    check_file_is_large_enough(_find_weights_file(run, use_best_epoch=use_best_epoch), config)
+
+
+def _find_weights_file(run: Run, *, use_best_epoch: bool) -> Path:
     path = run.get_path(BEST_WEIGHTS if use_best_epoch else LAST_WEIGHTS)
     if not path.is_file():
         problem = _describe_missing_weights(run, path.name)
@@ -153,7 +166,7 @@ def load_run_weights_into_model(model: nn.Module, run: Run, *, use_best_epoch: b
         raise UserError(
             f"{problem}. Resume it with: vitascope resume {run.path}{_format_newest_finished_run_hint(run)}"
         )
-    load_weights_file_into_model(model, path)
+    return path
 
 
 def _describe_missing_weights(run: Run, file_name: str) -> str:
@@ -174,8 +187,11 @@ def _format_newest_finished_run_hint(run: Run) -> str:
 
 def load_weights_file_into_model(model: nn.Module, path: Path) -> None:
     try:
-        model.load_state_dict(read_safetensors(path))
-    except (SafetensorError, RuntimeError) as error:
+        with warnings.catch_warnings(action="error"):  # about complex numbers
+            model.load_state_dict(read_safetensors(path))
+    except (SafetensorError, RuntimeError, UserWarning) as error:
         raise UserError(
             f"{path} is incomplete or does not match its config.json: {shorten_error_message(error)}"
         ) from error
+    if broken := next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None):
+        raise UserError(f"{path}: {broken} contains NaN or infinite values, so the weights cannot be used.")

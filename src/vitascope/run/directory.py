@@ -5,7 +5,6 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import cast
 
 from vitascope.data.config import AugmentConfig, DataConfig
 from vitascope.draw.html import Part, Picture, Table, format_parts_for_notebook
@@ -16,6 +15,7 @@ from vitascope.recipe.schema import Recipe, format_recipe_yaml
 from vitascope.run.files import make_folder, read_json_object_or_empty, write_atomically
 from vitascope.run.machine import RunMachineInfo
 from vitascope.run.metrics import MetricsRow, draw_run_curves, read_metrics
+from vitascope.run.stored_values import keep_valid_machine_fields
 
 _FLIP_AUGMENTATION = AugmentConfig(flip=0.5)
 
@@ -41,8 +41,8 @@ class Run:
 
     @property
     def machine(self) -> RunMachineInfo:
-        """Machine and versions of the run; empty if they cannot be read."""
-        return cast(RunMachineInfo, read_json_object_or_empty(self.get_path("machine.json")))
+        """Machine and versions of the run, without fields that cannot be read."""
+        return keep_valid_machine_fields(read_json_object_or_empty(self.get_path("machine.json")))
 
     @property
     def training_precision(self) -> str | None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitascope.errors import UserError
+from vitascope.errors import JSON_ERRORS, UserError
 
 
 def write_atomically(path: Path, content: bytes | memoryview | str, previous_path: Path | None = None) -> None:
@@ -52,7 +52,7 @@ def read_json_object_or_empty(path: Path) -> dict[str, Any]:
     """Read a JSON file; return an empty dict if it is missing or damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, *JSON_ERRORS):
         return {}
     return content if isinstance(content, dict) else {}
 

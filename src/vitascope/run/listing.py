@@ -3,7 +3,7 @@
 import shlex
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ class RunSummary:
     uses_linear_probe: bool = False  # trained without labels: a linear probe measures val_accuracy
     tune: str | None = None  # train.tune of a run that started from weights: full, head, lora; None: from scratch
     freeze: int = 0  # train.freeze: number of frozen blocks
+    remark: str | None = None  # why the run cannot be read; the other values are then unknown
 
 
 def find_runs(runs_folder: Path) -> list[Run]:
@@ -58,6 +59,19 @@ def find_runs(runs_folder: Path) -> list[Run]:
         raise UserError(f"There is no folder {runs_folder}. Train a model first: vitascope train digits")
     folders = [path.parent for path in runs_folder.rglob("recipe.yaml") if is_run_folder(path.parent)]
     return [Run(folder) for folder in sorted(folders, key=lambda folder: folder.name)]
+
+
+def summarize_run_or_explain(run: Run) -> RunSummary:
+    """Read one row of the list of runs. For a run that cannot be read, the row has a remark: the reason."""
+    try:
+        return summarize_run(run)
+    except UserError as error:
+        reason = str(error)
+    except OSError as error:
+        reason = f"{error.filename or run.path} cannot be read: {error.strerror}."
+    return RunSummary(
+        str(run.path), run.path.parent.name, "", 0, 0, 0, 0, run.is_finished, 0.0, None, None, remark=reason
+    )
 
 
 def summarize_run(run: Run) -> RunSummary:
@@ -90,8 +104,8 @@ def open_run_for_deletion(path: Path) -> Run:
     """Return the run in exactly this folder, for deletion."""
     if path.is_symlink():
         raise UserError(f"{path} is a link. Give the run's own folder: {path.resolve()}")
-    has_runs_inside = path.is_dir() and any(is_run_folder(file.parent) for file in path.glob("*/**/recipe.yaml"))
-    if is_run_folder(path) and not has_runs_inside:
+    # Only a run is searched for other runs inside: any other folder may be the whole disk.
+    if is_run_folder(path) and not any(is_run_folder(file.parent) for file in path.glob("*/**/recipe.yaml")):
         return Run(path)
     raise UserError(f"{path} is not a run. Give one run's folder: runs/<recipe>/<date>-seed<n>.")
 
@@ -110,6 +124,7 @@ class RunComparison:
     runs: list[Run]
     run_summaries: list[RunSummary]
     differing_settings: dict[str, list[Any]]  # setting -> its value in each run
+    unreadable_runs: list[RunSummary] = field(default_factory=list)  # left out, with the reason as remark
 
     @property
     def short_unique_run_names(self) -> list[str]:
@@ -151,21 +166,27 @@ class RunComparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison for JSON."""
-        return {"runs": [vars(summary) for summary in self.run_summaries], "differing": self.differing_settings}
+        summaries = [*self.run_summaries, *self.unreadable_runs]
+        return {"runs": [vars(summary) for summary in summaries], "differing": self.differing_settings}
 
 
 def compare_runs(runs: list[Run]) -> RunComparison:
-    """Compare at least two different runs."""
+    """Compare at least two different runs. Runs that cannot be read are left out, if two are left."""
     if len(runs) < 2:
         raise UserError("Give at least two runs to compare.")
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise UserError("The same run is given twice.")
+    summaries = [summarize_run_or_explain(run) for run in runs]
+    unreadable = [summary for summary in summaries if summary.remark]
+    if len(runs) - len(unreadable) < 2:
+        raise UserError(f"Fewer than two of the runs can be read. {unreadable[0].remark}")
+    runs = [run for run, summary in zip(runs, summaries, strict=True) if not summary.remark]
     recipes = [run.recipe for run in runs]
     differing = find_differing_settings(recipes)
     data_names = [recipe.data.name for recipe in recipes]
     if len(set(data_names)) > 1:  # with full paths: folders of one name may hold other images
         differing |= {"data.name": data_names}
-    return RunComparison(runs, [summarize_run(run) for run in runs], differing)
+    return RunComparison(runs, [summary for summary in summaries if not summary.remark], differing, unreadable)
 
 
 def flatten_comparable_settings(recipe: Recipe) -> dict[str, Any]:

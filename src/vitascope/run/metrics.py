@@ -11,10 +11,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from vitascope.draw import CurvePanel
-from vitascope.errors import UserError
+from vitascope.errors import JSON_ERRORS, UserError
 from vitascope.recipe.choices import load_objective
 from vitascope.recipe.schema import convert_recipe_to_dict
 from vitascope.run.files import write_atomically
+from vitascope.run.stored_values import find_problem_of_epoch, find_problem_of_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,26 +30,38 @@ LOSS_AND_ACCURACY = ("loss", "accuracy")
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:
-    """Read all complete lines; skip an incomplete last line."""
-    if not path.is_file():
+    """Read all complete lines; skip an incomplete last line. Reject a line that is not the metrics of an epoch."""
+    return _read_epoch_lines(path, find_problem_of_metrics)
+
+
+def _read_epoch_lines(path: Path, find_problem: Callable[[Any], str | None]) -> list[dict[str, Any]]:
+    """Read all complete lines. `find_problem` returns what is wrong with a line's content, or None."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     rows = []
     for line_number, line in enumerate(lines, start=1):
+        if not line:
+            continue
         try:
-            if line:
-                rows.append({**json.loads(line)})
-        except (json.JSONDecodeError, TypeError) as error:
-            if line_number < len(lines):
-                raise UserError(
-                    f"{path}, line {line_number} is not valid JSON for an epoch. Repair or delete the line."
-                ) from error
+            row = json.loads(line)
+            problem = find_problem(row)
+        except JSON_ERRORS:
+            if line_number == len(lines):
+                break
+            row, problem = None, "is not valid JSON for an epoch"
+        if problem:
+            raise UserError(f"{path}, line {line_number} {problem}. Repair or delete the line.")
+        rows.append(row)
     return rows
 
 
 def truncate_metrics_file_after_epoch(path: Path, epoch: int) -> list[MetricsRow]:
     """Delete the lines after an epoch, because a resumed run writes them again."""
-    rows = [row for row in read_metrics(path) if row["epoch"] <= epoch]
+    rows = [row for row in _read_epoch_lines(path, find_problem_of_epoch) if row["epoch"] <= epoch]
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
     return rows
 

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, NewType
 
+from vitascope.errors import JSON_ERRORS
 from vitascope.run.directory import Run
 from vitascope.run.files import append_json_line, make_folder
+from vitascope.run.stored_values import is_finite_number
 
 LOG_FILE = "test-openings.jsonl"
+FIELD_TYPES = {"opening": int, "views": int} | dict.fromkeys(("data", "split", "weights", "machine", "data_hash"), str)
 EntryId = NewType("EntryId", int)  # links the two lines of one use
 
 
@@ -96,8 +99,12 @@ def find_first_finished_test_entry(run: Run, views: int) -> EvalLogEntry | None:
 
 
 def _parse_log_line_or_empty(line: str) -> dict[str, Any]:
+    """Return an empty dict for a damaged line, also if a value has the wrong type."""
     try:
         parsed = json.loads(line)
-    except json.JSONDecodeError:
+    except JSON_ERRORS:
         return {}
-    return parsed if isinstance(parsed, dict) else {}
+    if not isinstance(parsed, dict) or ("accuracy" in parsed and not is_finite_number(parsed["accuracy"])):
+        return {}
+    known = {name: value for name, value in parsed.items() if value is not None and name in FIELD_TYPES}
+    return parsed if all(isinstance(value, FIELD_TYPES[name]) for name, value in known.items()) else {}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitascope.errors import UserError, format_count
+from vitascope.errors import UserError, format_count, is_out_of_memory
 from vitascope.model.attention_variants import make_lora_merged_state_dict
 from vitascope.run.checkpoint import CHECKPOINT, SNAPSHOTS_FOLDER, Checkpoint, save_checkpoint, save_weights
 from vitascope.run.directory import Run
@@ -87,7 +87,9 @@ def train_and_checkpoint_remaining_epochs(state: TrainState, run: Run) -> Iterat
             start = time.monotonic() - state.epoch_seconds
             try:
                 yield from train_epoch_yielding_progress(state, engine, saver, start)
-            except torch.OutOfMemoryError as error:
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
                 raise UserError(format_out_of_memory_error(state)) from error
             metrics = compute_and_check_epoch_metrics(state, start)  # waits for the device
             state.epoch, state.epoch_seconds = state.epoch + 1, 0.0

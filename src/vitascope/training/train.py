@@ -39,6 +39,7 @@ from vitascope.run.metrics import (
     save_run_curves_figure,
     truncate_metrics_file_after_epoch,
 )
+from vitascope.training.checkpoint_check import load_fitting_checkpoint, read_checkpoint_hardware
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, Hardware
 from vitascope.training.initial_weights import STAGE_PREFIX, load_and_adapt_pretrained_weights, read_first_stage_recipe
 from vitascope.training.loop import ALARMS_FILE, EpochRecord, train_and_checkpoint_remaining_epochs
@@ -173,8 +174,7 @@ def _resume_locked_run(run: Run, console: Console, callbacks: Sequence[RunCallba
         data, weights = replace(data, preprocessing=adapted.info.preparation), adapted.weights
     state = seed_and_build_train_state(recipe, data, _find_stored_hardware(run, checkpoint), weights)
     if checkpoint:
-        state.check_resumable_from(checkpoint)
-        state.load_state_dict(checkpoint)
+        load_fitting_checkpoint(state, run, checkpoint)
     clean_up_checkpoints(run, loaded)
     if loaded.note:
         console.print(loaded.note, highlight=False, soft_wrap=True)
@@ -190,8 +190,12 @@ def _resume_locked_run(run: Run, console: Console, callbacks: Sequence[RunCallba
 
 def _find_stored_hardware(run: Run, checkpoint: Checkpoint | None) -> Hardware | None:
     """Return the hardware of the run, from its checkpoint, or from machine.json if it has none yet."""
-    fields = checkpoint["hardware"] if checkpoint else run.machine.get("hardware")
-    return Hardware(**fields) if fields else None
+    if checkpoint:
+        return read_checkpoint_hardware(run, checkpoint)
+    try:
+        return Hardware(**run.machine["hardware"])
+    except (KeyError, TypeError):  # no machine.json yet, or another version's: nothing has been trained
+        return None
 
 
 def _train_and_write_run_files(
@@ -204,11 +208,7 @@ def _train_and_write_run_files(
 ) -> None:
     """Write config.json and machine.json, train, and draw the curves even if the training fails."""
     recipe, data = state.recipe, state.data
-    if recipe.train.tune != "full" or recipe.train.freeze:
-        counts = count_trainable_and_all_parameters(state.model)
-        console.print(f"{counts.trainable:,} of {counts.total:,} parameters are trained.", highlight=False)
-    for note in filter(None, (describe_teacher(recipe), explain_worse_training_metrics(recipe))):
-        console.print(note, highlight=False, soft_wrap=True)
+    _print_notes_before_training(state, console)
     record_task_start_in_this_process(TRAIN, run)
     write_model_and_machine_info(run, state)
     events = TensorBoardWriter(run.path, read_metrics(run.get_path("metrics.jsonl")))
@@ -216,25 +216,40 @@ def _train_and_write_run_files(
     try:
         for callback in callbacks:
             callback.begin_run(run)
-        _consume_and_log_epoch_records(
-            show_progress_and_yield_epochs(
-                train_and_checkpoint_remaining_epochs(state, run), recipe.train.epochs, state.epoch, console
-            ),
-            events,
-            trackers,
-        )
+        records = train_and_checkpoint_remaining_epochs(state, run)
+        epochs = show_progress_and_yield_epochs(records, recipe.train.epochs, state.epoch, console)
+        _consume_and_log_epoch_records(epochs, events, trackers)
     except KeyboardInterrupt:
         console.print(f"Interrupted. To resume: vitascope resume {run.path}", highlight=False, soft_wrap=True)
+        raise
+    except UserError as error:
+        _check_run_folder_exists(run, error)
         raise
     finally:
         torch.set_num_threads(DEFAULT_NUM_THREADS)
         events.close()
         for tracker in trackers:
             tracker.close()
-        save_run_curves_figure(run.path, run.metrics, recipe, make_curves_title(recipe))
+        if run.path.is_dir():
+            save_run_curves_figure(run.path, run.metrics, recipe, make_curves_title(recipe))
+    _check_run_folder_exists(run)
     text = format_training_summary(run, data, suggest_evaluation=suggest_evaluation)
     console.print(text, highlight=False, soft_wrap=True)
     _write_wall_seconds_if_known(run)
+
+
+def _print_notes_before_training(state: TrainState, console: Console) -> None:
+    recipe = state.recipe
+    if recipe.train.tune != "full" or recipe.train.freeze:
+        counts = count_trainable_and_all_parameters(state.model)
+        console.print(f"{counts.trainable:,} of {counts.total:,} parameters are trained.", highlight=False)
+    for note in filter(None, (describe_teacher(recipe), explain_worse_training_metrics(recipe))):
+        console.print(note, highlight=False, soft_wrap=True)
+
+
+def _check_run_folder_exists(run: Run, cause: Exception | None = None) -> None:
+    if not run.get_path("recipe.yaml").is_file():
+        raise UserError(f"{run.path} was deleted or moved during the training, so it has no result.") from cause
 
 
 def _write_wall_seconds_if_known(run: Run) -> None:
@@ -255,7 +270,7 @@ def write_model_and_machine_info(run: Run, state: TrainState) -> None:
 def _collect_or_extend_machine_info(run: Run, state: TrainState) -> dict[str, Any]:
     """Describe the machine and the data of the run. A resumed run keeps the first record and appends a new one."""
     machine, first_record = collect_machine_info(), run.machine
-    if first_record:
+    if "hardware" in first_record:
         return first_record | {"resumed": [*first_record.get("resumed", []), machine]}
     return machine | {
         "hardware": asdict(state.hardware),

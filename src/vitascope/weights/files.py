@@ -47,6 +47,8 @@ def read_float32_weights_and_extra_names(path: Path) -> WeightsAndExtraNames:
             f"{path} contains no named tensors; it contains {keys or 'nothing'}. "
             f"Save the model's state_dict(), directly or under one of {', '.join(CHECKPOINT_KEYS)}."
         )
+    if name := next((name for name, tensor in tensors.items() if tensor.is_complex()), None):
+        raise UserError(f"{path}: {name} contains complex numbers, so the weights cannot be used.")
     if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
         raise UserError(f"{path}: {broken} contains NaN or infinite values, so the weights cannot be used.")
     return remove_prefixes_and_outer_tensors(
@@ -98,6 +100,17 @@ def _read_safetensors(path: Path) -> StateDict:
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(
             f"{path} is not a complete safetensors file ({shorten_error_message(error)}). Download it again."
+        ) from error
+
+
+def read_safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor, from the file's header. Nothing is loaded."""
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(
+            f"{path} is not a complete safetensors file ({shorten_error_message(error)}). Restore the file."
         ) from error
 
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, cast
 
 from torch import nn
 
-from vitascope.errors import UserError
+from vitascope.errors import JSON_ERRORS, UserError
 from vitascope.model.config import check_and_convert_size
+from vitascope.model.limits import MAX_SIDE
 from vitascope.weights.files import read_float32_weights_and_extra_names, read_plain_timm_vit_metadata
 from vitascope.weights.model_info import (
     JsonObject,
@@ -51,7 +52,7 @@ def read_model_folder(folder: Path, weights_path: Path | None = None) -> ModelFo
         raise UserError(f"{folder} has no config.json, so it is not a saved model. Give the path of the weights file.")
     try:
         config_json = json.loads(config_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, *JSON_ERRORS) as error:
         raise UserError(f"{config_path} cannot be read ({type(error).__name__}).") from error
     if read_config := _find_config_reader(config_json):
         tensors, extra_names = read_float32_weights_and_extra_names(weights_path or get_weights_file(folder))
@@ -79,7 +80,7 @@ def read_config_json_or_empty(folder: Path) -> JsonObject:
     """Return the contents of config.json; empty if it is missing or cannot be read."""
     try:
         config_json = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, *JSON_ERRORS):
         return {}
     return config_json if isinstance(config_json, dict) else {}
 
@@ -155,7 +156,7 @@ def _try_to_read_normalisation(folder: Path, num_channels: int) -> Normalisation
             return Normalisation((0.0,) * num_channels, (1.0,) * num_channels)
         mean, std = (tuple(map(float, processor_json[key])) for key in ("image_mean", "image_std"))
         return Normalisation(mean, std)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, *JSON_ERRORS, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -223,8 +224,10 @@ def _check_and_return_timm_model_args(model_args: Any, config_path: Path, plain_
 
 
 def _is_plain_json_value(value: Any) -> bool:
+    """Return whether this is a setting of a network. Numbers that no network has would exhaust time or memory."""
     parts = value if isinstance(value, list) else [value]
-    return all(part is None or isinstance(part, str | int | float) for part in parts)
+    is_plain = all(part is None or isinstance(part, str | int | float) for part in parts)
+    return is_plain and all(abs(part) <= MAX_SIDE for part in parts if isinstance(part, int | float))
 
 
 def _select_preprocessing_keys(pretrained_cfg: JsonObject) -> JsonObject:

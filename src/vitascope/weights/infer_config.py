@@ -2,11 +2,14 @@
 
 import math
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitascope.errors import UserError
+from vitascope.errors import UserError, format_count
+from vitascope.model.anatomy import count_parameters
 from vitascope.model.config import ModelConfig, Size, as_pair
 from vitascope.model.vit import VisionTransformer
+from vitascope.weights.files import read_safetensors_shapes
 from vitascope.weights.model_info import ModelSettings, StateDict
 
 HEAD_WIDTH = 64  # of published plain ViTs, except those in NUM_HEADS_BY_WIDTH
@@ -61,8 +64,23 @@ def infer_config_and_assumptions(
     return InferredConfig(config, assumptions)
 
 
+def check_file_is_large_enough(path: Path, config: ModelConfig) -> None:
+    """Raise an error if a safetensors file has fewer parameters than the model of this config. Nothing is loaded."""
+    check_enough_parameters(config, sum(map(math.prod, read_safetensors_shapes(path).values())), str(path))
+
+
+def check_enough_parameters(config: ModelConfig, num_elements: int, source_name: str) -> None:
+    """Raise an error if the model of this config needs more parameters than there are. Nothing is allocated."""
+    if (required := count_parameters(config)) > num_elements:
+        raise UserError(
+            f"{source_name} does not match its config.json: it has {format_count(num_elements, 'parameter')}, but a "
+            f"model of these settings has {required:,}. Restore the file that was changed, or train again."
+        )
+
+
 def check_weights_fit_config(weights: StateDict, config: ModelConfig, source_name: str) -> None:
     """Raise an error unless names and shapes match the model of this config."""
+    check_enough_parameters(config, sum(weight.numel() for weight in weights.values()), source_name)
     expected = VisionTransformer(config).state_dict()
     extra, missing = sorted(set(weights) - set(expected)), sorted(set(expected) - set(weights))
     if extra or missing:

@@ -10,6 +10,7 @@ from torch import Tensor
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
 from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
+from vitascope.model.limits import MAX_SIDE
 
 StateDict = dict[str, Tensor]  # by parameter name
 ModelSettings = dict[str, Any]  # values of ModelConfig's fields, by name
@@ -65,21 +66,21 @@ class ModelInfo:
 def parse_model_info(config_json: Any, source_name: str) -> ModelInfo:
     """Check and convert the contents of config.json. `source_name`: its path, for error messages."""
     try:
-        field_names = {item.name for item in fields(ModelConfig)}
-        settings = {name: value for name, value in config_json["model"].items() if name in field_names}
-        if (initializer := settings.get("initialize")) in OLD_INITIALIZERS:
-            settings["initialize"] = OLD_INITIALIZERS[initializer]
-        model = ModelConfig(**settings)
+        model = _parse_model_settings(config_json["model"])
         stored_values = config_json["preparation"]
         size, mean, std = (tuple(stored_values[key]) for key in ("size", "mean", "std"))
         preprocessing = Preprocessing(size, mean, std)
         stored = tuple(config_json.get("stored", (model.in_chans, *model.image_shape)))
         info = ModelInfo(model, config_json["classes"], preprocessing, stored, bool(config_json.get("probe", False)))
         lengths = len(info.classes), len(mean), len(std)
+    except UserError as error:
+        raise UserError(f"{source_name} is damaged: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{source_name} is incomplete ({type(error).__name__}). Restore the file, or train again."
         ) from error
+    if problem := _find_wrong_value(info):
+        raise UserError(f"{source_name} is damaged: {problem}. Restore the file, or train again.")
     if lengths != (model.num_classes, model.in_chans, model.in_chans):
         raise UserError(
             f"{source_name} is inconsistent: num_classes={model.num_classes} and in_chans={model.in_chans}, but it "
@@ -87,6 +88,39 @@ def parse_model_info(config_json: Any, source_name: str) -> ModelInfo:
             "Restore the file, or train again."
         )
     return info
+
+
+def _parse_model_settings(stored_settings: ModelSettings) -> ModelConfig:
+    """Return the model, without settings of other versions."""
+    field_names = {item.name for item in fields(ModelConfig)}
+    settings = {name: value for name, value in stored_settings.items() if name in field_names}
+    if (initializer := settings.get("initialize")) in OLD_INITIALIZERS:
+        settings["initialize"] = OLD_INITIALIZERS[initializer]
+    return ModelConfig(**settings)
+
+
+def _find_wrong_value(info: ModelInfo) -> str | None:
+    """Return which value besides the model's settings cannot be used; None if all can."""
+    preprocessing, rows_and_columns = info.preparation, info.model.image_shape
+    if not isinstance(info.classes, list) or not all(isinstance(name, str) for name in info.classes):
+        return "classes must be a list of names"
+    if len(set(info.classes)) < len(info.classes):
+        return "a class name occurs twice"
+    if preprocessing.size != rows_and_columns:
+        return f"size must be {list(rows_and_columns)}, the model's image size"
+    if not all(map(_is_normal_number, (*preprocessing.mean, *preprocessing.std))):
+        return "mean and std must be numbers"
+    if min(preprocessing.std, default=1.0) <= 0:
+        return "std must be greater than 0"
+    sides = info.stored
+    if len(sides) != 3 or not all(type(side) is int and 1 <= side <= MAX_SIDE for side in sides):
+        return "stored must be the channels, rows and columns of an image"
+    return None
+
+
+def _is_normal_number(value: Any) -> bool:
+    """Return whether float32 can hold this number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1e30
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -18,8 +18,12 @@ from torch import Tensor
 
 from vitascope.data.data_root import find_first_existing
 from vitascope.data.dataset import DataSource, MemoryDataset, SplitName
-from vitascope.errors import UserError
+from vitascope.errors import UserError, shorten_error_message
 
+DAMAGED_NPZ_ERRORS = (  # of zipfile, zlib and NumPy's reader of headers
+    *(OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, OverflowError, MemoryError, SyntaxError),
+    *(RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error, RecursionError),
+)
 ARRAY_NAMES = {"train": ("x_train", "y_train"), "test": ("x_test", "y_test")}
 
 
@@ -31,11 +35,16 @@ def open_npz_data_source(
     splits = tuple(split for split, keys in ARRAY_NAMES.items() if all(key in array_names for key in keys))
     required = ARRAY_NAMES["train"] if must_be_trainable or "test" not in splits else ARRAY_NAMES["test"]
     if missing := [key for key in required if key not in array_names]:
-        raise UserError(f"{path} has no {' and no '.join(missing)}; it contains {', '.join(array_names) or 'nothing'}.")
+        found = f"contains {', '.join(array_names)}" if array_names else "is empty"
+        raise UserError(f"{path} has no {' and no '.join(missing)}; it {found}.")
     key = ARRAY_NAMES[splits[0]][1]
     labels = _read_array(path, key)
-    if not np.issubdtype(labels.dtype, np.integer) or not labels.size:
+    if not labels.size:
+        raise UserError(f"{path} has no images: {key} is empty.")
+    if not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{key} in {path} must contain integers, one per image; its type is {labels.dtype}.")
+    if class_names is None:
+        _check_labels_are_class_indices(labels, f"{key} in {path}", must_have_all=must_be_trainable)
     count = int(labels.max()) + 1
     if count < 2 and must_be_trainable:
         raise UserError(f"{key} in {path} has only one class. Training needs at least two.")
@@ -47,6 +56,32 @@ def open_npz_data_source(
         splits,
         has_class_names=bool(class_names),
     )
+
+
+MAX_CLASSES = 2**16
+MAX_NAMED_LABELS = 5
+
+
+def _check_labels_are_class_indices(labels: NDArray[Any], source_name: str, *, must_have_all: bool) -> None:
+    """Reject labels that are no class indices from 0, and gaps between them with `must_have_all`."""
+    present = np.unique(labels)
+    smallest, largest = int(present[0]), int(present[-1])
+    if smallest < 0:
+        raise UserError(
+            f"{source_name} must contain integers from 0 to {max(largest, 1)}, the numbers of the classes; "
+            f"it contains {smallest}."
+        )
+    if largest >= MAX_CLASSES:
+        raise UserError(
+            f"{source_name} contains {largest}. Labels are class numbers: number the classes from 0, without gaps."
+        )
+    missing = np.setdiff1d(np.arange(largest), present).tolist() if must_have_all else []
+    if missing:
+        some = ", ".join(map(str, missing[:MAX_NAMED_LABELS])) + (", …" if len(missing) > MAX_NAMED_LABELS else "")
+        raise UserError(
+            f"{source_name} has {len(present)} labels up to {largest}, but none is {some}. Number the classes from 0, "
+            "without gaps."
+        )
 
 
 def _load_split(path: Path, split_name: SplitName, class_names: list[str], *, has_class_names: bool) -> MemoryDataset:
@@ -61,6 +96,8 @@ def _load_split(path: Path, split_name: SplitName, class_names: list[str], *, ha
             f"{images_key} in {path} has shape {images.shape}; "
             "it must be image × height × width, or image × height × width × channel with 1 or 3 channels."
         )
+    if not images[:1].size and len(images):
+        raise UserError(f"{images_key} in {path} has shape {images.shape}: its images have no pixels.")
     if len(images) != len(labels) or not len(images):
         raise UserError(f"{path} has {len(images)} images and {len(labels)} labels in its {split_name} split.")
     if not np.issubdtype(labels.dtype, np.integer):
@@ -82,16 +119,19 @@ def _list_array_names(path: Path) -> list[str]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return list(file)
-    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} cannot be read as an .npz file ({error}).") from error
+    except DAMAGED_NPZ_ERRORS as error:
+        raise UserError(f"{path} cannot be read as an .npz file ({shorten_error_message(error)}).") from error
 
 
 def _read_array(path: Path, array_name: str) -> NDArray[Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
-            return file[array_name]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{array_name} cannot be read from {path} ({error}).") from error
+            array = file[array_name]
+    except DAMAGED_NPZ_ERRORS as error:
+        raise UserError(f"{array_name} cannot be read from {path} ({shorten_error_message(error)}).") from error
+    if not isinstance(array, np.ndarray) or not array.ndim:
+        raise UserError(f"{array_name} in {path} is not an array with one entry per image.")
+    return array
 
 
 SPLIT_PREFIXES = {"train": "train", "test": "t10k"}

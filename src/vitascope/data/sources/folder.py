@@ -5,6 +5,7 @@ A folder that fits into memory (`data.memory`) is decoded once, a larger one whe
 
 import os
 import shlex
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ from vitascope.data.decoding import (
     convert_to_8bit_opaque,
     crop_and_resize_pil_image_to_array,
     decode_image_or_error_reason,
+    open_image_header,
+    open_image_within_limit,
 )
 from vitascope.data.sources.folder_dataset import (
     FolderDataset,
@@ -69,6 +72,8 @@ def open_image_folder(
         required = "at least two class folders" if min_classes == 2 else "at least one class folder"
         hint = _suggest_inner_folder(folders["train"]) if classes else " If a table has the classes, set data.labels."
         raise UserError(f"{folders['train']} needs {required}; it has {', '.join(classes) or 'none'}.{hint}")
+    if unprintable := next((name for name in classes if not name.isprintable()), None):
+        raise UserError(f"The class folder {unprintable!r} has a control character in its name. Rename the folder.")
     for split, folder in folders.items():
         _check_class_folders(folder, split, classes)
     image_format = make_image_format(num_channels, image_size)
@@ -164,7 +169,7 @@ def crop_and_resize_pil_image(pil_image: Image.Image, image_size: ImageSize, num
 
 def read_image_size(path: Path) -> ImageSize:
     """Return rows and columns of an image file, after rotation by EXIF."""
-    with Image.open(path) as file:
+    with warnings.catch_warnings(action="ignore"), open_image_header(path) as file:
         width, height = file.size
         is_rotated = file.getexif().get(ExifTags.Base.Orientation) in EXIF_QUARTER_TURNS
     return (width, height) if is_rotated else (height, width)
@@ -172,13 +177,13 @@ def read_image_size(path: Path) -> ImageSize:
 
 def image_file_is_grayscale(path: Path) -> bool:
     """Return whether the file's format stores no colours."""
-    with Image.open(path) as file:
+    with open_image_header(path) as file:
         return file.mode in GRAYSCALE_MODES
 
 
 def image_file_has_colour(path: Path) -> bool:
     """Return whether the image has colours. A gray image may be stored in a colour file."""
-    with Image.open(path) as file:
+    with open_image_within_limit(path) as file:
         pixels = np.asarray(convert_to_8bit_opaque(file).convert("RGB").resize((32, 32)), dtype=np.int16)
     return bool(np.ptp(pixels, axis=2).max() > MAX_GRAY_DIFFERENCE)
 

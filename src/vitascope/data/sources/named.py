@@ -175,7 +175,7 @@ def _describe_missing_dataset(dataset_name: str, data_folder: Path) -> str:
 
 def _get_last_message_line(error: Exception) -> str:
     """Return the last line of torchvision's error; earlier lines list the mirrors."""
-    lines = [line.strip(" <>") for line in str(error).splitlines()]
+    lines = [line.strip(" <>:") for line in str(error).splitlines()]
     return next((line for line in reversed(lines) if line), type(error).__name__)[:120]
 
 

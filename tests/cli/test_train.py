@@ -33,10 +33,10 @@ def test_training_evaluating_and_resuming(vitascope, here) -> None:
     assert answer.code == 0, answer.err
     assert "epoch 3/3" in answer.out and "curves.png" in answer.out
     assert "To measure the test accuracy, run: vitascope evaluate runs/digits/" in answer.out
-    assert re.search(r"validation accuracy \d+\.\d\d% \(90 images, last epoch\)", answer.out)
+    assert re.search(r"validation accuracy \d+\.\d\d % \(90 images, last epoch\)", answer.out)
     assert "Training values include augmentation, mixup and label smoothing" in answer.out
     scored = vitascope("evaluate", "runs/digits")
-    assert re.search(r"test accuracy \d+\.\d\d% on 899 images", scored.out)
+    assert re.search(r"test accuracy \d+\.\d\d % on 899 images", scored.out)
     report = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
     assert report["images"] == 90 and 0 <= report["accuracy"] <= 1
     assert "Evaluation 2 of this run on these test images." in vitascope("evaluate", "runs/digits").out
@@ -107,7 +107,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(vitascope, here, words, sentence)
 def test_the_precision_of_the_validation_accuracy_is_named_where_it_is_not_float32(vitascope, here) -> None:
     assert "computed in" not in vitascope("train", "digits", *WORDS, "train.precision=float32").out
     answer = vitascope("train", "digits", *WORDS, "train.precision=bfloat16")
-    assert re.search(r"validation accuracy \d+\.\d\d% \(90 images, last epoch, computed in bfloat16\)", answer.out)
+    assert re.search(r"validation accuracy \d+\.\d\d % \(90 images, last epoch, computed in bfloat16\)", answer.out)
     metrics = next(path for path in here.glob("runs/digits/*/metrics.jsonl") if "bfloat16" in _read_machine(path))
     *rows, last = metrics.read_text().splitlines()
     metrics.write_text("\n".join([*rows, json.dumps(json.loads(last) | {"val_accuracy": 0.123})]) + "\n")
@@ -122,7 +122,7 @@ def _read_machine(path: Path) -> str:
 
 def test_without_a_recipe_each_recipe_is_described(vitascope, here) -> None:
     answer = vitascope("train")
-    assert answer.code == 2 and answer.err.startswith("vitascope: Give a recipe first")
+    assert answer.code == 2 and answer.err.startswith("vitascope: Give a recipe or images first")
     lines = answer.err.splitlines()[1:]
     assert len(lines) == len(list_recipe_names()) and all(line.endswith(".") for line in lines)
     assert "  mnist              MNIST with a small pure ViT, 49 tokens." in lines

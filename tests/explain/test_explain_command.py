@@ -178,7 +178,7 @@ def test_captions_name_the_patch_from_1_and_only_what_is_drawn() -> None:
     )
     assert "Attention to the class and register tokens is not shown" in _format_attention_caption(registers, None)
     assert "Uniform attention would be 0.0526." in _format_attention_caption(registers, None)
-    assert "or at twice uniform attention (" in _format_attention_caption(plain, None)
+    assert ", or twice uniform attention (0.125) if that is larger." in _format_attention_caption(plain, None)
     assert _describe_image_selection(64, 90) == "64 of the 90" and _describe_image_selection(64, 64) == "64"
     assert _describe_image_selection(MAX_IMAGES, MAX_IMAGES) == f"a selection of {MAX_IMAGES}"
     chosen = _choose_evenly_spaced_indices(60).tolist()

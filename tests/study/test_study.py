@@ -698,7 +698,7 @@ def test_the_exit_code_is_an_error_if_every_run_fails(tmp_path, vitascope, monke
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "Give a recipe first"),
+        ([], "Give a recipe or images first"),
         (["digits", "model.depth=1,2", "--budget", "soon"], "--budget soon is not a duration"),
         (["digits", "model.depth=1,2", "--split", "train"], "--split train is unknown"),
         (["digits", "model.depth=1,2", "--judge", "test"], "--judge was renamed to --split."),

@@ -51,8 +51,8 @@ MAX_WORST_ERRORS = 24
 
 def evaluate_and_log_test_use(
     classifier: Classifier,
-    *,
     split: str | None = None,
+    *,
     data: str | None = None,
     views: int = 1,
     robustness: bool = False,

@@ -266,7 +266,7 @@ class Classifier:
         if robust is not None:
             raise UserError("robust was renamed to robustness, and its default is now False: omit it, or write …=True.")
         return evaluate_and_log_test_use(
-            self, split=split, data=data, views=views, robustness=robustness, target_error=target_error
+            self, split, data=data, views=views, robustness=robustness, target_error=target_error
         )
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, library: str = "vitascope") -> Path:

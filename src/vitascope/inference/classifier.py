@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitascope.data.dataset import Dataset, UInt8Images
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
+from vitascope.inference import scoring
 from vitascope.inference.fast import FastInference
 from vitascope.inference.hardware import disable_tf32_for_float32, make_float32_inference_hardware
 from vitascope.inference.prediction import (
@@ -22,12 +23,6 @@ from vitascope.inference.prediction import (
     build_predictions,
     check_threshold_and_temperature,
     load_or_convert_input_images,
-)
-from vitascope.inference.scoring import (
-    average_logits_over_views,
-    check_outputs_are_finite,
-    check_views_match_training,
-    compute_outputs_in_batches,
 )
 from vitascope.model.config import ModelConfig
 from vitascope.model.replay import Replay, replay_forward_pass
@@ -138,7 +133,7 @@ class Classifier:
         `threshold`: less probable predictions are unsure. `temperature`: divides the logits; None: the run's own."""
         check_threshold_and_temperature(threshold, temperature)
         if views != 1:
-            check_views_match_training(self.run.recipe, views)
+            scoring.check_views_match_training(self.run.recipe, views)
         loaded = load_or_convert_input_images(images, self.stored_shape)
         logits = self.compute_logits_of_stored_images(loaded.images, views=views)
         run_temperature = self.find_temperature(views)
@@ -198,7 +193,7 @@ class Classifier:
         """Return the features of stored images, in float32 on the CPU."""
         hardware = make_float32_inference_hardware(self.model)
         return check_outputs_are_finite(
-            compute_outputs_in_batches(
+            scoring.compute_outputs_in_batches(
                 self.model, self.compute_pooled_features, stored_images, self.preprocessing, hardware
             ),
             self.name,
@@ -212,9 +207,9 @@ class Classifier:
         preprocess: Callable[[UInt8Images], Images] | None = None,
     ) -> Logits:
         """Return the logits of stored images, in float32 on the CPU. `preprocess` replaces the preprocessing."""
-        logits = compute_outputs_in_batches(
+        logits = scoring.compute_outputs_in_batches(
             self.model,
-            lambda images: average_logits_over_views(self, images, views),
+            lambda images: scoring.average_logits_over_views(self, images, views),
             stored_images,
             preprocess or self.preprocessing,
             make_float32_inference_hardware(self.model),

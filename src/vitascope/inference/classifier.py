@@ -192,7 +192,7 @@ class Classifier:
     def compute_features_of_stored_images(self, stored_images: UInt8Images | Dataset) -> Features:
         """Return the features of stored images, in float32 on the CPU."""
         hardware = make_float32_inference_hardware(self.model)
-        return check_outputs_are_finite(
+        return scoring.check_outputs_are_finite(
             scoring.compute_outputs_in_batches(
                 self.model, self.compute_pooled_features, stored_images, self.preprocessing, hardware
             ),
@@ -214,7 +214,7 @@ class Classifier:
             preprocess or self.preprocessing,
             make_float32_inference_hardware(self.model),
         )
-        return check_outputs_are_finite(logits, self.name)
+        return scoring.check_outputs_are_finite(logits, self.name)
 
     @property
     def token_reduction_description(self) -> str:

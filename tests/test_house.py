@@ -72,12 +72,12 @@ def test_the_lock_holds_names_and_versions_only() -> None:
 def test_a_module_that_annotates_shapes_is_checked() -> None:
     from jaxtyping import TypeCheckError
 
-    from vitascope.training.objectives.feature_metrics import compute_feature_spread
+    from vitascope.training.objectives.feature_metrics import compute_rms_spread_of_unit_features
 
     assert len(find_shaped_modules()) > 40 and "vitascope.model.attention" in find_shaped_modules()
-    assert compute_feature_spread(torch.eye(3)) > 0
+    assert compute_rms_spread_of_unit_features(torch.eye(3)) > 0
     with pytest.raises(TypeCheckError, match="features"):
-        compute_feature_spread(torch.zeros(2, 3, 4))
+        compute_rms_spread_of_unit_features(torch.zeros(2, 3, 4))
 
 
 def test_every_name_of_the_library_that_the_pages_tell_is_there() -> None:

@@ -19,7 +19,7 @@ from vitascope.explain.methods import METHODS
 from vitascope.explain.model_figures import (
     MAX_IMAGES,
     _choose_evenly_spaced_indices,
-    _describe_image_selection,
+    _describe_image_count_and_subsampling,
     try_to_load_run_images,
 )
 from vitascope.recipe.train import TrainConfig
@@ -179,8 +179,11 @@ def test_captions_name_the_patch_from_1_and_only_what_is_drawn() -> None:
     assert "Attention to the class and register tokens is not shown" in _format_attention_caption(registers, None)
     assert "Uniform attention would be 0.0526." in _format_attention_caption(registers, None)
     assert ", or twice uniform attention (0.125) if that is larger." in _format_attention_caption(plain, None)
-    assert _describe_image_selection(64, 90) == "64 of the 90" and _describe_image_selection(64, 64) == "64"
-    assert _describe_image_selection(MAX_IMAGES, MAX_IMAGES) == f"a selection of {MAX_IMAGES}"
+    assert (
+        _describe_image_count_and_subsampling(64, 90) == "64 of the 90"
+        and _describe_image_count_and_subsampling(64, 64) == "64"
+    )
+    assert _describe_image_count_and_subsampling(MAX_IMAGES, MAX_IMAGES) == f"a selection of {MAX_IMAGES}"
     chosen = _choose_evenly_spaced_indices(60).tolist()
     assert len(set(chosen)) == 32 and chosen[0] == 0 and chosen[-1] == 59, "images of all classes of a sorted folder"
     heat = torch.rand(4, 4)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from tests.model.combinations import TINY
 from vitascope import ModelConfig, VisionTransformer
-from vitascope.model.explicit_blocks import apply_reducing_blocks_and_final_norm, compute_token_index_per_patch
+from vitascope.model.explicit_blocks import apply_reducing_blocks_and_final_norm, compute_final_token_index_per_patch
 from vitascope.model.token_merging import TokenGroups, drop_least_attended_patches, merge_similar_patches
 
 GRID = replace(TINY, img_size=16, reg_tokens=1)  # 16 patches, class token, one register
@@ -152,10 +152,10 @@ def test_every_patch_is_assigned_to_a_token() -> None:
     torch.manual_seed(0)
     images = torch.randn(2, 3, 16, 16)
     merging = VisionTransformer(replace(GRID, merge_tokens=3)).eval()
-    token_indices = compute_token_index_per_patch(merging, images)
+    token_indices = compute_final_token_index_per_patch(merging, images)
     _, sizes = apply_reducing_blocks_and_final_norm(merging, merging.embed(images), None)
     for image in range(2):
         group_sizes = torch.bincount(token_indices[image], minlength=sizes.shape[1])
         assert group_sizes[2:].tolist() == sizes[image, 2:].tolist()  # without class token and register
     dropping = VisionTransformer(replace(GRID, drop_tokens=3)).eval()
-    assert (compute_token_index_per_patch(dropping, images) < 0).sum(1).tolist() == [6, 6]
+    assert (compute_final_token_index_per_patch(dropping, images) < 0).sum(1).tolist() == [6, 6]

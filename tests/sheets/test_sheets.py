@@ -213,9 +213,12 @@ def test_a_value_reached_only_at_the_end_is_not_called_converged() -> None:
         return CombinationResults({}, {1: {"accuracy": curve[-1], "curves": {"val_accuracy": list(curve)}}})
 
     rising = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.702]  # within 0.5 points from epoch 7 of 8 on
-    assert a._describe_convergence(cell(*rising)) == "not converged in 8 epochs"
+    assert a._describe_first_epoch_near_final_accuracy(cell(*rising)) == "not converged in 8 epochs"
     early = [0.1, 0.7, 0.7, 0.7, 0.7, 0.7, 0.7, 0.702]
-    assert a._describe_convergence(cell(*early)) == "within 0.5 points of the final value from epoch 2 on"
+    assert (
+        a._describe_first_epoch_near_final_accuracy(cell(*early))
+        == "within 0.5 points of the final value from epoch 2 on"
+    )
 
 
 def test_every_experiment_of_a_sheet_has_a_number_and_a_title(tmp_path) -> None:

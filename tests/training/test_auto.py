@@ -75,8 +75,8 @@ def read_choice(choice: Choice) -> Recipe:
 def test_every_choice_is_a_valid_recipe_with_at_least_ten_steps_an_epoch(images, weights, machine) -> None:
     choice = choose_settings(images, weights, machine)
     recipe = read_choice(choice)
-    batch_size = min(recipe.train.batch_size, images.num_train)
-    assert images.num_train * recipe.data.passes_per_epoch // batch_size >= MIN_STEPS_PER_EPOCH
+    batch_size = min(recipe.train.batch_size, images.num_images_after_holdout)
+    assert images.num_images_after_holdout * recipe.data.passes_per_epoch // batch_size >= MIN_STEPS_PER_EPOCH
     assert recipe.model.num_classes == images.num_classes and recipe.data.validation == images.validation
     assert choice.reasons["start"] and choice.seconds > 0
     assert resolve_augmentation(recipe.data.augment, "photos", images.num_channels)
@@ -84,13 +84,13 @@ def test_every_choice_is_a_valid_recipe_with_at_least_ten_steps_an_epoch(images,
 
 
 @given(st.integers(1, 100_000))
-def test_batches_are_powers_of_two_and_as_large_as_ten_steps_allow(num_train) -> None:
-    batch_size = choose_batch_size(num_train)
-    passes = choose_passes_per_epoch(num_train, batch_size)
-    assert num_train * passes // batch_size >= MIN_STEPS_PER_EPOCH
-    assert batch_size == num_train or math.log2(batch_size).is_integer()
-    if 80 <= num_train < 1280:
-        assert passes == 1 and num_train // (2 * batch_size) < MIN_STEPS_PER_EPOCH
+def test_batches_are_powers_of_two_and_as_large_as_ten_steps_allow(num_images_after_holdout) -> None:
+    batch_size = choose_batch_size(num_images_after_holdout)
+    passes = choose_passes_per_epoch(num_images_after_holdout, batch_size)
+    assert num_images_after_holdout * passes // batch_size >= MIN_STEPS_PER_EPOCH
+    assert batch_size == num_images_after_holdout or math.log2(batch_size).is_integer()
+    if 80 <= num_images_after_holdout < 1280:
+        assert passes == 1 and num_images_after_holdout // (2 * batch_size) < MIN_STEPS_PER_EPOCH
 
 
 @given(machines, st.sampled_from([224, 300, 4000]))
@@ -207,10 +207,10 @@ def test_the_facts_are_those_of_the_files(tmp_path) -> None:
     (tmp_path / "photos/train/notes.txt").write_text("no class")
     images = collect_image_facts(DataConfig(name=str(tmp_path / "photos")), is_validation_given=False)
     assert images.class_counts == (31, 10) and images.image_size == (14, 20) and images.num_channels == 3
-    assert (images.num_train, images.num_validation, images.has_test) == (41, 6, False)
+    assert (images.num_images_after_holdout, images.num_validation, images.has_test) == (41, 6, False)
     gray = write_images(tmp_path / "gray", {"a": 5, "b": 5}, gray=True)
     images = collect_image_facts(DataConfig(name=str(gray), validation=0.4), is_validation_given=True)
-    assert (images.num_channels, images.num_train, images.num_validation) == (1, 6, 4)
+    assert (images.num_channels, images.num_images_after_holdout, images.num_validation) == (1, 6, 4)
     assert collect_image_facts(DataConfig(name=str(gray)), is_validation_given=False).validation == 0.2
     digits = collect_image_facts(DataConfig(name="digits"), is_validation_given=False)
     assert digits.image_size == (8, 8) and digits.has_test and digits.num_channels == 1

@@ -18,7 +18,7 @@ from vitascope.run.listing import summarize_run
 from vitascope.training.initial_weights import read_first_stage_recipe
 from vitascope.training.objectives.feature_metrics import (
     PROBE_WEIGHT_DECAY,
-    compute_feature_spread,
+    compute_rms_spread_of_unit_features,
     fit_linear_probe,
     predict_classes_by_knn,
 )
@@ -59,8 +59,10 @@ def test_a_feature_that_never_changes_does_not_break_the_probe() -> None:
 
 
 def test_the_spread_is_one_everywhere_and_zero_for_all_the_same() -> None:
-    assert compute_feature_spread(torch.randn(2000, 64)) == pytest.approx(1, abs=0.01)
-    assert compute_feature_spread(torch.ones(10, 5) * torch.arange(1, 11)[:, None]) == pytest.approx(0, abs=1e-3)
+    assert compute_rms_spread_of_unit_features(torch.randn(2000, 64)) == pytest.approx(1, abs=0.01)
+    assert compute_rms_spread_of_unit_features(torch.ones(10, 5) * torch.arange(1, 11)[:, None]) == pytest.approx(
+        0, abs=1e-3
+    )
 
 
 @pytest.mark.slow

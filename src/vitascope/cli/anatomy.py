@@ -104,7 +104,7 @@ def print_stage_table(stages: list[Stage], config: ModelConfig, title: str, *, a
         elif block == config.depth - 1:
             rows.append(_format_row_for_blocks_after_first(stages, config.depth))
     columns = ["stage", "axes", "shape", "parameters", "FLOPs", "activation memory"]
-    rows.append(["total", "", "", *_format_total_row_cells(stages)])
+    rows.append(["total", "", "", *_format_total_parameters_flops_and_bytes(stages)])
     screen = create_console()
     if screen.width < 112:  # print the axes below the names so that numbers are not wrapped
         columns = ["stage", *columns[2:]]
@@ -134,11 +134,11 @@ def _format_row_for_blocks_after_first(stages: list[Stage], depth: int) -> list[
         name,
         "same as blocks.0",
         f"{depth - 1} blocks" if depth > 2 else "1 block",
-        *_format_total_row_cells(other_blocks),
+        *_format_total_parameters_flops_and_bytes(other_blocks),
     ]
 
 
-def _format_total_row_cells(stages: list[Stage]) -> list[str]:
+def _format_total_parameters_flops_and_bytes(stages: list[Stage]) -> list[str]:
     parameters, flops = sum(stage.parameters for stage in stages), sum(stage.flops for stage in stages)
     return [
         f"{parameters:,}",

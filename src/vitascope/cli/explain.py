@@ -195,13 +195,13 @@ def _print_predictions_faithfulness_and_files(
         print(sampling_text)
     for row in report.faithfulness:
         print(f"  {get_method_label(row.method):<21}{describe_method_or_random(row.method)}")
-    files = [_describe_figure_file(path) for path in report.files if path.suffix == ".png"]
+    files = [_format_figure_path_with_description(path) for path in report.files if path.suffix == ".png"]
     num_unlisted = len(files) - MAX_LISTED_FILES
     print("\n".join(files[:MAX_LISTED_FILES]) + (f"\n… and {num_unlisted} more" if num_unlisted > 0 else ""))
     print(f"All figures (PNG and SVG) and numbers (explanations.json): {out_folder}")
 
 
-def _describe_figure_file(path: Path) -> str:
+def _format_figure_path_with_description(path: Path) -> str:
     """Return the path and what the figure shows."""
     matching = (text for prefix, text in FIGURE_DESCRIPTIONS.items() if path.stem.startswith(prefix))
     description = next(matching, None)

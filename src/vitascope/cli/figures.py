@@ -43,7 +43,7 @@ from vitascope.model.attention_cost import (
 )
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
-from vitascope.model.explicit_blocks import compute_token_index_per_patch
+from vitascope.model.explicit_blocks import compute_final_token_index_per_patch
 from vitascope.model.patches import concat_shifted_copies
 from vitascope.model.positions import make_rotary_table, make_sincos2d_table
 from vitascope.model.vit import VisionTransformer
@@ -205,7 +205,7 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
     group_maps: list[NDArray] = []
     for setting, participle in (("merge_tokens", "merged"), ("drop_tokens", "dropped")):
         reduced = model.with_token_reduction(**{setting: tokens_per_block})
-        groups = compute_token_index_per_patch(reduced.vision_transformer, model.preprocessing(raw_image))[0]
+        groups = compute_final_token_index_per_patch(reduced.vision_transformer, model.preprocessing(raw_image))[0]
         group_maps.append(groups.unflatten(0, model.config.grid).numpy())
         num_left = len(set(groups[groups >= 0].tolist()))
         title = f"{participle}: {num_left} of {model.config.num_patches} tokens remain"

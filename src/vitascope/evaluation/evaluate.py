@@ -39,7 +39,7 @@ from vitascope.run.machine import (
     get_device_names_by_type,
     get_device_or_cpu_name,
     is_trained_by_this_process,
-    measure_process_seconds_if_alone,
+    measure_process_wall_seconds_if_alone,
     record_task_start_in_this_process,
 )
 from vitascope.run.temperature import RunTemperature
@@ -65,14 +65,14 @@ def evaluate_and_log_test_use(
     check_views_match_training(classifier.run.recipe, views)
     check_target_error(target_error)
     eval_data = load_eval_data(classifier.run, classifier.info, split, data)
-    evaluation = _evaluate_uncorrupted_images(classifier, eval_data, views, target_error)
+    evaluation = _evaluate_uncorrupted_and_log_use(classifier, eval_data, views, target_error)
     if not robustness:
         return evaluation
     curves = measure_accuracy_under_corruptions(classifier, eval_data.samples, views, report_progress)
     return replace(evaluation, robustness=curves)
 
 
-def _evaluate_uncorrupted_images(
+def _evaluate_uncorrupted_and_log_use(
     classifier: Classifier, eval_data: EvalData, views: int, target_error: float
 ) -> Evaluation:
     run = classifier.run
@@ -229,5 +229,8 @@ def _compute_and_time_logits(classifier: Classifier, images: UInt8Images, views:
     after_set_up = time.monotonic()
     logits = classifier.compute_logits_of_stored_images(images, views=views)
     return TimedLogits(
-        logits, time.monotonic() - after_set_up, after_set_up - start, measure_process_seconds_if_alone(classifier.run)
+        logits,
+        time.monotonic() - after_set_up,
+        after_set_up - start,
+        measure_process_wall_seconds_if_alone(classifier.run),
     )

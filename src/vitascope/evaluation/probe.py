@@ -17,7 +17,7 @@ from vitascope.run.images import load_run_split_if_any
 from vitascope.run.test_set_log import add_test_use_entry, log_test_set_result
 from vitascope.training.objectives.feature_metrics import (
     NUM_NEIGHBOURS,
-    compute_feature_spread,
+    compute_rms_spread_of_unit_features,
     fit_linear_probe,
     predict_classes_by_knn,
 )
@@ -98,7 +98,7 @@ def _score_knn_and_linear_probe(
         knn_interval=intervals[0],
         linear=accuracies[1],
         linear_interval=intervals[1],
-        spread=compute_feature_spread(eval_features),
+        spread=compute_rms_spread_of_unit_features(eval_features),
     )
 
 

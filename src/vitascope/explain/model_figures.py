@@ -114,7 +114,7 @@ def write_model_statistics_figures_and_json(
         raise UserError(f"The analysis computes averages and needs at least {MIN_IMAGES} images, not {len(images)}.")
     make_folder(output_folder)
     model, layout, indices = subject.model, get_token_layout(subject.model), _choose_evenly_spaced_indices(len(images))
-    images_text = f"{_describe_image_selection(len(indices), len(images))} {images_description} images"
+    images_text = f"{_describe_image_count_and_subsampling(len(indices), len(images))} {images_description} images"
     images, labels = images[indices], labels and [labels[index] for index in indices.tolist()]
     statistics = compute_head_and_block_statistics(subject, images)
     input_text = model_statistics.describe_tokens_before_first_block(model)
@@ -156,7 +156,7 @@ def _choose_evenly_spaced_indices(num_images: int) -> Tensor:
     return torch.linspace(0, num_images - 1, num_used, dtype=torch.float64).round().long()
 
 
-def _describe_image_selection(num_used: int, num_given: int) -> str:
+def _describe_image_count_and_subsampling(num_used: int, num_given: int) -> str:
     """Describe the images used; `MAX_IMAGES` given images are already a selection from the split."""
     if num_used < num_given:
         return f"{num_used} of the {num_given}"

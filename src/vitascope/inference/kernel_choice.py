@@ -187,7 +187,7 @@ def make_kernel_key(layer_call: LayerCall, workload: KernelWorkload) -> KernelKe
     return KernelKey(
         gpu=torch.cuda.get_device_name(),
         torch_version=str(torch.__version__),
-        layer=_format_layer_for_key(layer_call),
+        layer=_format_layer_class_and_attention_settings(layer_call),
         shape=tuple(layer_call.tokens.shape),
         dtype=str(workload.dtype),
         task="training" if workload.training else "inference",
@@ -195,7 +195,7 @@ def make_kernel_key(layer_call: LayerCall, workload: KernelWorkload) -> KernelKe
     )
 
 
-def _format_layer_for_key(layer_call: LayerCall) -> str:
+def _format_layer_class_and_attention_settings(layer_call: LayerCall) -> str:
     """Return the module's class, and for attention the settings that change its kernels."""
     module, text = layer_call.module, type(layer_call.module).__name__
     if hasattr(module, "num_heads"):

@@ -51,7 +51,7 @@ def apply_reducing_blocks_and_final_norm(
 
 
 @torch.no_grad()
-def compute_token_index_per_patch(model: "VisionTransformer", images: Images) -> TokenIndices:
+def compute_final_token_index_per_patch(model: "VisionTransformer", images: Images) -> TokenIndices:
     """Return the index of the token that contains each patch after all blocks, batch × patch; -1: dropped."""
     groups = apply_blocks_to_groups(model, make_singleton_groups(model.embed(images), track_membership=True))
     membership: Any = groups.patch_membership

@@ -166,7 +166,7 @@ def format_percent_mean_or_values(fractions: Sequence[float]) -> str:
     return f"{_format_mean_or_values(values, compute_ci_half_width(values), '')} %"
 
 
-def describe_mean_notation_for_header(seed_counts: Iterable[int]) -> str:
+def describe_mean_and_interval_notation(seed_counts: Iterable[int]) -> str:
     """Describe what `format_mean` prints for these numbers of seeds, for the header of a column."""
     counts = set(seed_counts)
     parts = [CI_LABEL] if max(counts, default=MIN_SEEDS_FOR_INTERVAL) >= MIN_SEEDS_FOR_INTERVAL else []

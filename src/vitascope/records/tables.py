@@ -11,7 +11,7 @@ from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.train import TrainConfig
 from vitascope.records import benchmark_tables, training_tables
-from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL, describe_mean_notation_for_header
+from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL, describe_mean_and_interval_notation
 from vitascope.records.record import (
     Record,
     format_longest_wall_seconds_or_dash,
@@ -61,7 +61,13 @@ def format_from_scratch_flops_table(results_folder: Path, record_names: list[str
                     _format_significant(flops * images_seen / 1e15),
                 ]
             )
-    head = ["record", "seeds", f"test accuracy ({describe_mean_notation_for_header(counts)})", "seconds", "images seen"]
+    head = [
+        "record",
+        "seeds",
+        f"test accuracy ({describe_mean_and_interval_notation(counts)})",
+        "seconds",
+        "images seen",
+    ]
     return format_markdown_table([*head, "training GFLOPs per image", "training PFLOPs"], rows)
 
 
@@ -73,7 +79,7 @@ def _format_significant(value: float) -> str:
 def format_records_table(results_folder: Path, record_names: list[str]) -> Markdown:
     """Format one row per record and machine, with a wall-clock column if any record has that time."""
     rows, records = [], read_named_or_all_records(results_folder, record_names)
-    accuracy = f"test accuracy ({describe_mean_notation_for_header(len(record.seeds) for _, record in records)})"
+    accuracy = f"test accuracy ({describe_mean_and_interval_notation(len(record.seeds) for _, record in records)})"
     head = [
         "record",
         "parameters",
@@ -136,7 +142,7 @@ def format_accuracy_and_time_targets_table(results_folder: Path, target_specs: l
     head = [
         "record",
         "target",
-        f"test accuracy ({describe_mean_notation_for_header(counts)})",
+        f"test accuracy ({describe_mean_and_interval_notation(counts)})",
         "seconds (slowest seed)",
         "with set-up",
     ]

@@ -10,7 +10,7 @@ from vitascope.records.ablation import (
     PairedDifference,
     ResidualNoise,
     compare_arms_with_baselines,
-    describe_mean_notation_for_header,
+    describe_mean_and_interval_notation,
     estimate_residual_noise,
     format_percent_mean_or_values,
 )
@@ -35,7 +35,7 @@ def format_pretrained_vs_scratch_table(results_folder: Path, record_names: list[
         epochs, seeds = str(rows[0]["epochs"]), str(len(rows))
         lines.append([data, arm, grid, gflops, epochs, seeds, first_epoch, accuracy, *times])
     head = ["data", "start", "grid", "GFLOPs per image", "epochs", "seeds", "training accuracy, first epoch"]
-    mean_format = describe_mean_notation_for_header(map(len, groups.values()))
+    mean_format = describe_mean_and_interval_notation(map(len, groups.values()))
     return format_markdown_table([*head, f"accuracy ({mean_format})", "seconds", "seconds with set-up"], lines)
 
 
@@ -51,7 +51,7 @@ def format_chosen_settings_table(results_folder: Path, record_names: list[str]) 
     counts = [len(rows) for rows_by_arm in sets.values() for rows in rows_by_arm.values()]
     head = ["images", "training images", "choice", *(f"accuracy, {arm}" for arm in arms)]
     head += [f"{CHOSEN_ARM} − best of the others, points", "verdict", *(f"seconds, {arm}" for arm in arms)]
-    head[3] += f" ({describe_mean_notation_for_header(counts)})"
+    head[3] += f" ({describe_mean_and_interval_notation(counts)})"
     return format_markdown_table(head, lines)
 
 
@@ -88,7 +88,13 @@ def format_small_data_ablation_table(results_folder: Path, record_names: list[st
             counts.append(num_seeds)
             baseline = arm.baseline_name or "–"
             lines.append([arm.name, parameters, str(num_seeds), accuracy, baseline, difference, arm.verdict])
-    head = ["model", "parameters", "seeds", f"accuracy ({describe_mean_notation_for_header(counts)})", "compared with"]
+    head = [
+        "model",
+        "parameters",
+        "seeds",
+        f"accuracy ({describe_mean_and_interval_notation(counts)})",
+        "compared with",
+    ]
     return format_markdown_table(
         [*head, "difference in points, seed by seed (± its 95 % confidence interval)", "verdict"], lines
     )
@@ -153,7 +159,7 @@ def format_accuracy_by_label_fraction_table(results_folder: Path, record_names: 
         counts += [len(seed_rows) for seed_rows in arm_rows.values() if seed_rows]
         lines.append([arm, *(_format_mean_accuracy_and_seeds_or_dash(arm_rows[fraction]) for fraction in fractions)])
     head = [
-        f"accuracy ({describe_mean_notation_for_header(counts)})",
+        f"accuracy ({describe_mean_and_interval_notation(counts)})",
         *(f"{format_percent(fraction, 0)} of the labels" for fraction in fractions),
     ]
     return format_markdown_table(head, lines)
@@ -181,7 +187,7 @@ def format_feature_probe_table(results_folder: Path, record_names: list[str]) ->
         "features",
         "epochs",
         "seeds",
-        f"k-nearest neighbours ({describe_mean_notation_for_header(counts)})",
+        f"k-nearest neighbours ({describe_mean_and_interval_notation(counts)})",
         "linear probe (same)",
     ]
     return format_markdown_table([*head, "seconds (with compilation)"], lines)

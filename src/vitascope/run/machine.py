@@ -225,11 +225,11 @@ _started_tasks: list[StartedTask] = []  # in the order in which this process beg
 
 
 def record_task_start_in_this_process(task: Task, run: "Run") -> None:
-    """Record that this process works on a run. Call it before `measure_process_seconds_if_alone`."""
+    """Record that this process works on a run. Call it before `measure_process_wall_seconds_if_alone`."""
     _started_tasks.append(StartedTask(task, run.path.resolve()))
 
 
-def measure_process_seconds_if_alone(run: "Run") -> float | None:
+def measure_process_wall_seconds_if_alone(run: "Run") -> float | None:
     """Return the seconds since the process started; None if they include other work than this run's.
 
     Other work is another run, the same task twice, or an interactive session."""

@@ -28,7 +28,7 @@ from vitascope.run.lock import lock_run
 from vitascope.run.machine import (
     TRAIN,
     collect_machine_info,
-    measure_process_seconds_if_alone,
+    measure_process_wall_seconds_if_alone,
     record_task_start_in_this_process,
 )
 from vitascope.run.metrics import (
@@ -254,7 +254,7 @@ def _check_run_folder_exists(run: Run, cause: Exception | None = None) -> None:
 
 def _write_wall_seconds_if_known(run: Run) -> None:
     """Add the seconds since the process's start to machine.json, where one process trained the whole run."""
-    seconds, machine = measure_process_seconds_if_alone(run), run.machine
+    seconds, machine = measure_process_wall_seconds_if_alone(run), run.machine
     if seconds is not None and "resumed" not in machine:
         write_json(run.get_path("machine.json"), machine | {"wall_seconds": round(seconds, 2)})
 

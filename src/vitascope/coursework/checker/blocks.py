@@ -169,7 +169,7 @@ def list_correct_block_variants(module: nn.Module, width: int) -> list[CorrectVa
     ]
 
 
-def find_missing_block_layer_mistakes(module: nn.Module, width: int, has_heads: bool) -> list[SimulatedMistake]:
+def find_missing_norm_or_output_projection(module: nn.Module, width: int, has_heads: bool) -> list[SimulatedMistake]:
     """List the layers that are missing."""
     mistakes = []
     attention_layers = select_attention_layers(find_linear_layers_and_matrices(module), width)
@@ -233,7 +233,7 @@ class TransformerBlockChecker(AttentionModuleChecker):
         return list_correct_block_variants(self.sample_module, self.width)
 
     def find_missing_layer_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
-        return find_missing_block_layer_mistakes(self.sample_module, self.width, self.module_factory.has_heads)
+        return find_missing_norm_or_output_projection(self.sample_module, self.width, self.module_factory.has_heads)
 
     def list_mistakes_to_simulate(self, convention: CallConvention) -> list[SimulatedMistake]:
         missing_ids = {mistake.mistake_id for mistake in self.find_missing_layer_mistakes(convention)}

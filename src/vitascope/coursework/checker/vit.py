@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope.coursework.checker.blocks import (
-    find_missing_block_layer_mistakes,
+    find_missing_norm_or_output_projection,
     list_block_mistakes,
     list_correct_block_variants,
     run_reference_block_variant,
@@ -172,7 +172,7 @@ class ViTChecker(PartChecker):
         ]
 
     def find_missing_layer_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
-        return find_missing_block_layer_mistakes(
+        return find_missing_norm_or_output_projection(
             get_or_find_vit_layers(self.sample_module, self.width).blocks[0], self.width, self.module_factory.has_heads
         )
 

@@ -75,7 +75,7 @@ def _add_accuracy_table(
             f"{time_alone} (one seed)",
             "not run",
         ],
-        ["converged", "after about 200 epochs", *map(_describe_convergence, (many, many_small))],
+        ["converged", "after about 200 epochs", *map(_describe_first_epoch_near_final_accuracy, (many, many_small))],
     ]
     seeds = format_count(len(many.results), "seed")
     header = [f"here, {_describe_patches(cell.settings['model.patch_size'])}, {seeds}" for cell in (many, many_small)]
@@ -175,7 +175,7 @@ def _describe_overfitting_if_any(*cells: CombinationResults) -> str:
         confidence in wrong predictions."""
 
 
-def _describe_convergence(cell: CombinationResults) -> str:
+def _describe_first_epoch_near_final_accuracy(cell: CombinationResults) -> str:
     """Return the first epoch after which the mean curve stays within half a percentage point of its last value. In
     the last
     quarter of the run this says nothing about convergence."""

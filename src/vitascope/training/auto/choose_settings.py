@@ -59,9 +59,9 @@ def find_reason_for_scratch(images: ImageFacts) -> str | None:
     """Return why pretrained weights are not needed; None if they should be used where there are any."""
     if images.num_channels != 1:
         return None
-    if images.short_side <= SMALL_SIDE and images.num_train >= MANY_IMAGES:
-        return f"{images.num_train:,} small gray images are enough for a small network"
-    if images.short_side <= TINY_SIDE and images.num_train >= MIN_TINY_IMAGES:
+    if images.short_side <= SMALL_SIDE and images.num_images_after_holdout >= MANY_IMAGES:
+        return f"{images.num_images_after_holdout:,} small gray images are enough for a small network"
+    if images.short_side <= TINY_SIDE and images.num_images_after_holdout >= MIN_TINY_IMAGES:
         return f"a small network suffices for gray images of {images.short_side} pixels"
     return None
 
@@ -78,29 +78,31 @@ def choose_settings(images: ImageFacts, weights: WeightsAtHand, machine: Machine
     return replace(choice, settings=data | dict(choice.settings))
 
 
-def choose_batch_size(num_train: int) -> int:
+def choose_batch_size(num_images_after_holdout: int) -> int:
     """Return the largest power of two that gives at least ten steps in one pass, within the limits."""
-    largest = max(1, num_train // MIN_STEPS_PER_EPOCH)
-    return min(num_train, max(MIN_BATCH_SIZE, min(MAX_BATCH_SIZE, 2 ** int(math.log2(largest)))))
+    largest = max(1, num_images_after_holdout // MIN_STEPS_PER_EPOCH)
+    return min(num_images_after_holdout, max(MIN_BATCH_SIZE, min(MAX_BATCH_SIZE, 2 ** int(math.log2(largest)))))
 
 
-def choose_passes_per_epoch(num_train: int, batch_size: int) -> int:
+def choose_passes_per_epoch(num_images_after_holdout: int, batch_size: int) -> int:
     """Return how many passes over the images give at least ten steps."""
-    return max(1, math.ceil(MIN_STEPS_PER_EPOCH * batch_size / num_train))
+    return max(1, math.ceil(MIN_STEPS_PER_EPOCH * batch_size / num_images_after_holdout))
 
 
 def estimate_seconds(images: ImageFacts, model: ModelConfig, machine: MachineFacts, passes: float) -> float:
     """Estimate the duration of training: forward and backward of all passes, and one validation per pass."""
-    forward_passes = passes * (3 * images.num_train + images.num_validation)
+    forward_passes = passes * (3 * images.num_images_after_holdout + images.num_validation)
     return forward_passes * count_forward_flops_per_image(model) / machine.flops_per_second
 
 
 def _choose_pretrained(images: ImageFacts, weights: WeightsAtHand, machine: MachineFacts) -> Choice:
-    passes = next((passes for limit, passes in FINE_TUNING_PASSES if images.num_train < limit), MANY_IMAGE_PASSES)
+    passes = next(
+        (passes for limit, passes in FINE_TUNING_PASSES if images.num_images_after_holdout < limit), MANY_IMAGE_PASSES
+    )
     own_model = replace(weights.model, num_classes=images.num_classes, in_chans=images.num_channels)
     model, size_reason, max_seconds = _choose_resolution(images, own_model, machine)
     seconds_per_pass = estimate_seconds(images, model, machine, 1)
-    probe_seconds = images.num_train * count_forward_flops_per_image(model) / machine.flops_per_second
+    probe_seconds = images.num_images_after_holdout * count_forward_flops_per_image(model) / machine.flops_per_second
     reasons = {"resolution": size_reason}
     affordable = int((max_seconds - probe_seconds) / seconds_per_pass)
     if affordable < MIN_PASSES:
@@ -108,11 +110,11 @@ def _choose_pretrained(images: ImageFacts, weights: WeightsAtHand, machine: Mach
     if affordable < passes:
         reasons["length"] = f"{affordable} instead of {passes} passes, to end within {max_seconds / 60:.0f} minutes"
         passes = affordable
-    batch_size = choose_batch_size(images.num_train)
-    passes_per_epoch = choose_passes_per_epoch(images.num_train, batch_size)
+    batch_size = choose_batch_size(images.num_images_after_holdout)
+    passes_per_epoch = choose_passes_per_epoch(images.num_images_after_holdout, batch_size)
     lr = FINE_TUNING_LR * math.sqrt(batch_size / LR_BATCH_SIZE * LR_WIDTH / model.embed_dim)
     settings = _make_weights_settings(weights, model) | {
-        "model.drop_path_rate": 0.0 if images.num_train < MANY_IMAGES else 0.1,
+        "model.drop_path_rate": 0.0 if images.num_images_after_holdout < MANY_IMAGES else 0.1,
         "train.head_init": "linear_probe",
         "train.epochs": max(1, round(passes / passes_per_epoch)),
         "train.batch_size": batch_size,
@@ -122,7 +124,11 @@ def _choose_pretrained(images: ImageFacts, weights: WeightsAtHand, machine: Mach
         **_choose_augmentation(images),
     }
     start_reason = "pretrained weights are at hand"
-    reasons = {"start": start_reason, **reasons, **_explain_batch_and_rate(images, batch_size, passes_per_epoch)}
+    reasons = {
+        "start": start_reason,
+        **reasons,
+        **_explain_batch_rate_and_head_init(images, batch_size, passes_per_epoch),
+    }
     return Choice(FINE_TUNING, settings, reasons, passes * seconds_per_pass + probe_seconds)
 
 
@@ -130,14 +136,14 @@ def _choose_linear_probe(
     images: ImageFacts, weights: WeightsAtHand, model: ModelConfig, reasons: dict[str, str], probe_seconds: float
 ) -> Choice:
     """Train only the classifier: one pass for the linear probe, and one that trains it on augmented images."""
-    batch_size = choose_batch_size(images.num_train)
+    batch_size = choose_batch_size(images.num_images_after_holdout)
     settings = _make_weights_settings(weights, model) | {
         "train.tune": "head",
         "train.head_init": "linear_probe",
         "train.epochs": 1,
         "train.batch_size": batch_size,
         "train.lr": 1e-4,
-        "data.passes_per_epoch": choose_passes_per_epoch(images.num_train, batch_size),
+        "data.passes_per_epoch": choose_passes_per_epoch(images.num_images_after_holdout, batch_size),
         **_choose_augmentation(images),
     }
     start = f"fine-tuning all weights would take more than {MAX_SECONDS / 60:.0f} minutes on this machine"
@@ -182,14 +188,18 @@ def _make_weights_settings(weights: WeightsAtHand, model: ModelConfig) -> dict[s
 
 def _choose_augmentation(images: ImageFacts) -> dict[str, Any]:
     """Crop photos at random. Few passes over few images are not mixed. Gray images keep the defaults of their data."""
-    mixing = {} if images.num_train >= MANY_IMAGES else {"data.augment.mixup": 0.0, "data.augment.cutmix": 0.0}
+    mixing = (
+        {}
+        if images.num_images_after_holdout >= MANY_IMAGES
+        else {"data.augment.mixup": 0.0, "data.augment.cutmix": 0.0}
+    )
     if images.num_channels == 1 or images.has_default_augmentation:
         return mixing
     return mixing | {"data.augment.flip": 0.5, "data.augment.shift": 0, "data.augment.crop_scale": [0.5, 1.0]}
 
 
-def _explain_batch_and_rate(images: ImageFacts, batch_size: int, passes_per_epoch: int) -> dict[str, str]:
-    steps = images.num_train * passes_per_epoch // batch_size
+def _explain_batch_rate_and_head_init(images: ImageFacts, batch_size: int, passes_per_epoch: int) -> dict[str, str]:
+    steps = images.num_images_after_holdout * passes_per_epoch // batch_size
     return {
         "batch size": f"{steps} steps per epoch (at least {MIN_STEPS_PER_EPOCH})",
         "learning rate": "grows with the square root of the batch size, and is smaller for wider models",
@@ -211,17 +221,17 @@ def _choose_from_scratch(images: ImageFacts, machine: MachineFacts, reason: str)
     base_name = find_base_recipe(images)
     base = read_recipe(base_name)
     model = _resize_base_model(base.model, images)
-    passes = max(base.train.epochs, min(MAX_SCRATCH_PASSES, MIN_SCRATCH_IMAGES_SEEN // images.num_train))
+    passes = max(base.train.epochs, min(MAX_SCRATCH_PASSES, MIN_SCRATCH_IMAGES_SEEN // images.num_images_after_holdout))
     affordable = max(MIN_PASSES, int(MAX_SECONDS / estimate_seconds(images, model, machine, 1)))
     reasons = {"start": reason, "network": f"as in the recipe {base_name}, whose result is recorded"}
     if affordable < passes:
         reasons["length"] = f"{affordable} instead of {passes} passes, to end within {MAX_SECONDS / 60:.0f} minutes"
         passes = affordable
     batch_size = base.train.batch_size
-    if images.num_train // batch_size < MIN_STEPS_PER_EPOCH:
-        batch_size = choose_batch_size(images.num_train)
-    passes_per_epoch = choose_passes_per_epoch(images.num_train, batch_size)
-    reasons |= _explain_batch_and_rate(images, batch_size, passes_per_epoch)
+    if images.num_images_after_holdout // batch_size < MIN_STEPS_PER_EPOCH:
+        batch_size = choose_batch_size(images.num_images_after_holdout)
+    passes_per_epoch = choose_passes_per_epoch(images.num_images_after_holdout, batch_size)
+    reasons |= _explain_batch_rate_and_head_init(images, batch_size, passes_per_epoch)
     lr_scale = math.sqrt(batch_size / base.train.batch_size)
     changes = {name: value for name, value in vars(model).items() if value != getattr(base.model, name)}
     settings = flatten_sections(find_non_default_settings(base)) | {
@@ -240,7 +250,7 @@ def _resize_base_model(base_model: ModelConfig, images: ImageFacts) -> ModelConf
     """Return a recipe's network for the size of the images. Few images get a smaller network."""
     side = min(images.short_side, MAX_SCRATCH_SIDE)
     model = base_model if side == min(base_model.image_shape) else adapt_resolution(base_model, side)
-    if images.num_train < FEW_IMAGES_FOR_SCRATCH and model.embed_dim > SMALL_NETWORK["embed_dim"]:
+    if images.num_images_after_holdout < FEW_IMAGES_FOR_SCRATCH and model.embed_dim > SMALL_NETWORK["embed_dim"]:
         model = replace(model, **SMALL_NETWORK)
     return replace(model, num_classes=images.num_classes, in_chans=images.num_channels)
 

@@ -50,7 +50,7 @@ class ImageFacts:
         return sum(max(1, round(self.validation * count)) for count in self.class_counts)
 
     @property
-    def num_train(self) -> int:
+    def num_images_after_holdout(self) -> int:
         """Training images without those that are held out, after data.fraction."""
         held_out = 0 if self.num_own_validation else self.num_validation
         return max(self.num_classes, round(self.fraction * (sum(self.class_counts) - held_out)))
@@ -60,7 +60,7 @@ def collect_image_facts(config: DataConfig, *, is_validation_given: bool) -> Ima
     """Look at the data set. Without a given data.validation, few images have a larger part held out."""
     check_data_name_exists(config)
     source = open_data_by_name_or_path(config, LISTING_SIZE, 3)
-    paths, labels, image_shape = _list_split(source, "train")
+    paths, labels, image_shape = _list_paths_labels_and_shape(source, "train")
     if paths is not None:  # the true sizes and colours are those of the files
         num_channels = 3 if _have_colours(_choose_evenly(paths, MAX_COLOUR_FILES)) else 1
         image_size = _compute_median_size(paths, config.name)
@@ -71,7 +71,9 @@ def collect_image_facts(config: DataConfig, *, is_validation_given: bool) -> Ima
         class_counts=tuple(torch.bincount(labels, minlength=len(source.classes)).tolist()),
         image_size=(image_size[0], image_size[1]),
         num_channels=num_channels,
-        num_own_validation=len(_list_split(source, "val").labels) if "val" in source.split_names else 0,
+        num_own_validation=len(_list_paths_labels_and_shape(source, "val").labels)
+        if "val" in source.split_names
+        else 0,
         has_test="test" in source.split_names,
         validation=config.validation,
         fraction=config.fraction,
@@ -90,7 +92,7 @@ class _ListedSplit(NamedTuple):
     image_shape: ImageShape
 
 
-def _list_split(source: DataSource, split_name: SplitName) -> _ListedSplit:
+def _list_paths_labels_and_shape(source: DataSource, split_name: SplitName) -> _ListedSplit:
     """List the images of a split; of a folder without decoding them."""
     if source.list_files is not None:
         paths, labels = source.list_files(split_name)

@@ -19,8 +19,12 @@ START_SECONDS = {"cpu": 3.0, "cuda": 25.0}  # before the first step; on CUDA wit
 def estimate_run_seconds(recipe: Recipe, images: ImageFacts, machine: MachineFacts) -> float:
     """Estimate the duration of a run with its final settings: training, validation and linear probe."""
     passes, flops = recipe.data.passes_per_epoch, count_forward_flops_per_image(recipe.model)
-    forward_passes = (1 if recipe.train.tune == "head" else 3) * passes * images.num_train + images.num_validation
-    total = recipe.train.epochs * forward_passes + (images.num_train if recipe.train.head_init != "random" else 0)
+    forward_passes = (
+        1 if recipe.train.tune == "head" else 3
+    ) * passes * images.num_images_after_holdout + images.num_validation
+    total = recipe.train.epochs * forward_passes + (
+        images.num_images_after_holdout if recipe.train.head_init != "random" else 0
+    )
     return START_SECONDS.get(machine.device, START_SECONDS["cpu"]) + total * flops / machine.flops_per_second
 
 
@@ -56,14 +60,18 @@ def _describe_images(images: ImageFacts) -> str:
     colours = "gray" if images.num_channels == 1 else "colour"
     size = "×".join(map(str, images.image_size))
     return (
-        f"{images.num_train:,} for training, {held_out}; {images.num_classes} classes of {per_class} images; "
+        f"{images.num_images_after_holdout:,} for training, {held_out}; {images.num_classes} classes of {per_class} images; "
         f"{colours}, {size} pixels (height × width, median)"
     )
 
 
 def _describe_settings(images: ImageFacts, choice: Choice, recipe: Recipe) -> str:
     train, size = recipe.train, "×".join(map(str, recipe.model.image_shape))
-    steps = images.num_train * recipe.data.passes_per_epoch // min(train.batch_size, images.num_train)
+    steps = (
+        images.num_images_after_holdout
+        * recipe.data.passes_per_epoch
+        // min(train.batch_size, images.num_images_after_holdout)
+    )
     why_size = f" ({choice.reasons['resolution']})" if "resolution" in choice.reasons else ""
     return (
         f"{size} pixels{why_size}, {format_count(train.epochs, 'epoch')} of {format_count(steps, 'step')}, "

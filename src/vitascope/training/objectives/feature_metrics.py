@@ -87,7 +87,7 @@ def fit_linear_probe(
     return LinearProbe(folded_weight.to(features.dtype), folded_bias.to(features.dtype))
 
 
-def compute_feature_spread(features: Features) -> float:
+def compute_rms_spread_of_unit_features(features: Features) -> float:
     """Return how different the features of different images are: 0 if identical, near 1 if in all directions.
 
     This is the square root of the summed variance over images, of features normalised to length 1."""
@@ -113,7 +113,7 @@ class FeatureEvaluator:
         if epoch % config.probe_interval and epoch != config.epochs:
             return {}
         features = compute_features(self.state, self.train_subset)
-        row = {"feature_spread": compute_feature_spread(features)}
+        row = {"feature_spread": compute_rms_spread_of_unit_features(features)}
         labels, classes = self.train_subset.labels.to(features.device), len(self.state.data.classes)
         probe = fit_linear_probe(features, labels, classes)
         self._copy_probe_to_heads(probe)

@@ -60,8 +60,8 @@ def _describe_images(images: ImageFacts) -> str:
     colours = "gray" if images.num_channels == 1 else "colour"
     size = "×".join(map(str, images.image_size))
     return (
-        f"{images.num_images_after_holdout:,} for training, {held_out}; {images.num_classes} classes of {per_class} images; "
-        f"{colours}, {size} pixels (height × width, median)"
+        f"{images.num_images_after_holdout:,} for training, {held_out}; "
+        f"{images.num_classes} classes of {per_class} images; {colours}, {size} pixels (height × width, median)"
     )
 
 

@@ -18,9 +18,11 @@ from tests.training.tiny import TINY, shared_run, tiny_run
 from vitascope import UserError
 from vitascope.cli.coverage import describe_suggested_threshold
 from vitascope.data.sources.arrays import open_builtin_digits
+from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.evaluation.coverage import TABLE_THRESHOLDS, THRESHOLDS, compute_coverage_rows, find_lowest_threshold
 from vitascope.evaluation.embedding import predict_with_features
 from vitascope.evaluation.figures import draw_evaluation_figures
+from vitascope.explain.report import evaluate_and_write_html_report
 from vitascope.inference.prediction import LoadedImages, build_predictions
 from vitascope.run.images import load_run_split_if_any
 from vitascope.run.test_set_log import read_test_set_log
@@ -103,6 +105,31 @@ def test_evaluate_stores_the_validation_temperature_and_predict_applies_it(run) 
     with_features = predict_with_features(model, LoadedImages(IMAGES))
     assert [item.probability for item in with_features.predictions] == pytest.approx(
         [item.probability for item in predictions], abs=1e-5
+    )
+
+
+def test_explain_and_report_say_that_their_probabilities_are_unscaled(run, vitascope, tmp_path, monkeypatch) -> None:
+    Image.fromarray(IMAGES[0, 0].numpy()).save(tmp_path / "digit.png")
+    captions = []
+
+    def record_caption(*arguments, **options):
+        captions.append(arguments[3])
+        return draw_heat_maps_over_image(*arguments, **options)
+
+    monkeypatch.setattr("vitascope.explain.figures.draw_heat_maps_over_image", record_caption)
+    words = ("explain", str(run.path), str(tmp_path / "digit.png"), "--out", str(tmp_path / "out"))
+    words += ("--no-analysis", "--methods", "rollout")
+    run.get_path("temperature.json").unlink(missing_ok=True)
+    answer = vitascope(*words)
+    assert answer.code == 0 and "temperature" not in answer.err + captions[0], answer.err
+    value = package.open_model(run).evaluate("val").run_temperature.value
+    note = f"before temperature scaling; predict divides the logits by the run's temperature {value:.2f}."
+    captions.clear()
+    assert note in vitascope(*words).err and captions[0].endswith(note)
+    page = evaluate_and_write_html_report(run.path, "val", tmp_path / "report.html").read_text(encoding="utf-8")
+    assert (
+        page.count(f"before temperature scaling; predict divides the logits by the run&#39;s temperature {value:.2f}.")
+        == 2
     )
 
 

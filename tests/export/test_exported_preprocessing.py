@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from vitascope.data.preprocessing import Preprocessing
 from vitascope.export import write_onnx
 from vitascope.inference.classifier import Classifier
 from vitascope.run.checkpoint import save_model_folder
+from vitascope.run.directory import Run
+from vitascope.run.temperature import RunTemperature, store_run_temperature_if_possible
 from vitascope.weights.model_info import ModelInfo
 
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
@@ -154,6 +157,38 @@ def test_the_onnx_program_of_the_docs_answers_as_predict(shape, photos, tmp_path
     answers = answers._replace(labels=[label for label, _ in printed])
     tolerance = TOLERANCE if shape in SAME_SHAPES else RESIZED_TOLERANCE
     compare_answers(answers, predict_photos(model, chosen), tolerance)
+
+
+@pytest.mark.parametrize("library", ["onnxruntime", "timm", "transformers", "vitascope"])
+@torch.no_grad()
+def test_exports_of_a_run_with_a_temperature_give_the_probabilities_of_predict(
+    library, run, photos, tmp_path, monkeypatch, capsys
+) -> None:
+    if library in ("timm", "transformers"):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    moved = Run(tmp_path / "run")
+    shutil.copytree(run.path, moved.path)
+    stored = RunTemperature(2.5, fitted_on=90, loss=0.5, scaled_loss=0.4)
+    assert store_run_temperature_if_possible(moved, "last", 1, stored)
+    model, chosen = replace(make_sensitive_model(tmp_path / "ours", photos), run=moved), photos[:12]
+    monkeypatch.chdir(tmp_path)
+    if library == "onnxruntime":
+        code = re.findall(r"```python\n(.*?)\n```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[0]
+        write_onnx(model.vision_transformer, model.info, tmp_path / "model.onnx")
+    else:
+        folder = model.save_pretrained(tmp_path / "FOLDER", library=library)
+        code = read_card_code(folder, library)
+        assert "divides the logits by 2.5" in (folder / "README.md").read_text(encoding="utf-8")
+    expected = predict_photos(model, chosen)
+    unscaled = torch.tensor([item.probability for item in model.predict(chosen, temperature=1)])
+    assert (expected.probabilities.amax(1) - unscaled).abs().max() > 0.05
+    if library == "vitascope":
+        assert 'model.predict("photo.png", temperature=2.5)' in code
+        answers = open_model(folder).predict(chosen, temperature=2.5)
+        assert np.allclose([item.probability for item in answers], expected.probabilities.amax(1), atol=TOLERANCE)
+        return
+    answers = run_program_for_each_photo(code, chosen, tmp_path, capsys)
+    assert (answers.probabilities - expected.probabilities).abs().max() < TOLERANCE
 
 
 @pytest.mark.slow

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, format_duration, open_model_and_print_notes_to_stderr
+from vitascope.cli.console import (
+    create_console,
+    create_table,
+    format_duration,
+    open_model_and_print_notes_to_stderr,
+    print_notes_to_stderr,
+)
 from vitascope.cli.evaluate import BestOption, ModelRef, print_unreadable_files
 from vitascope.errors import UserError, format_count
 from vitascope.number_format import format_number, format_percent
@@ -124,7 +130,10 @@ def _write_explanations_showing_progress(
     from vitascope.explain.faithfulness import count_forward_passes
     from vitascope.explain.maps import get_token_layout
     from vitascope.explain.write_explanations import write_explanations_and_statistics
+    from vitascope.run.temperature import describe_unscaled_probabilities
 
+    note = describe_unscaled_probabilities(classifier.find_temperature())
+    print_notes_to_stderr([note] if note else [])
     console, num_images = Console(stderr=True), len(images.images)
     num_passes = count_forward_passes(request.methods, get_token_layout(classifier.model).num_patches, num_images)
     columns = (

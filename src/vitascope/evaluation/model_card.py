@@ -26,14 +26,14 @@ SHOWN_SETTINGS = (
 )
 MAX_CLASS_NAMES = 20
 PROBE_NOTE = "Trained without labels. The classifier is a linear probe on the frozen features."
-USAGE_CODE = {  # library -> code for a folder or repository, REF; PREPARE stands for the code of `_format_prepare_code`
-    "vitascope": 'from vitascope import load\n\nmodel = load("REF")\nprint(model.predict("photo.png").labels)',
+USAGE_CODE = {  # library -> code for a folder or repository, REF; for PREPARE, SCALED and SCALE see `format_usage_code`
+    "vitascope": 'from vitascope import load\n\nmodel = load("REF")\nprint(model.predict("photo.png"SCALE).labels)',
     "timm": (
         "import timm\nfrom PIL import Image, ImageOps\n\n"
         'model = timm.create_model("REF", pretrained=True).eval()\n'
         "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n\n"
         "PREPARE\n"
-        "logits = model(transform(image)[None])\n"
+        "logits = model(transform(image)[None])SCALED\n"
         'print(model.pretrained_cfg["label_names"][logits.argmax()])'
     ),
     "transformers": (
@@ -41,7 +41,7 @@ USAGE_CODE = {  # library -> code for a folder or repository, REF; PREPARE stand
         'processor = AutoImageProcessor.from_pretrained("REF")\n'
         'model = ViTForImageClassification.from_pretrained("REF").eval()\n\n'
         "PREPARE\n"
-        'logits = model(**processor(images=image, return_tensors="pt")).logits\n'
+        'logits = model(**processor(images=image, return_tensors="pt")).logitsSCALED\n'
         "print(model.config.id2label[logits.argmax().item()])"
     ),
 }
@@ -76,6 +76,7 @@ class ModelCard:
     reference: str = ""  # what Vitascope calls the folder or repository
     usage: list[UsageExample] = field(default_factory=list)
     preprocessing: str = ""  # for exported models: from an image file to the network's input
+    temperature: float = 1.0  # for exported models: of the run; divides the logits
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -126,12 +127,17 @@ def make_exported_model_card(model: Classifier, library: str, reference: str, *,
             if model.classes
         ],
         preprocessing=model.info.preprocessing_description,
+        temperature=model.info.temperature,
     )
 
 
 def format_usage_code(library: str, reference: str, model_info: ModelInfo, *, on_hub: bool = False) -> str:
     """Return Python code that loads a folder or a repository of the hub and predicts the class of an image."""
     code = USAGE_CODE[library].replace("PREPARE", _format_prepare_code(model_info))
+    value = f"{model_info.temperature:.6g}"
+    is_scaled = model_info.temperature != 1
+    code = code.replace("SCALED", f" / {value}  # the run's temperature, as in predict" if is_scaled else "")
+    code = code.replace("SCALE", f", temperature={value}" if is_scaled else "")
     return code.replace("REF", REF_PREFIXES[library][on_hub] + reference)
 
 

@@ -36,6 +36,7 @@ from vitascope.inference.classifier import Classifier
 from vitascope.inference.prediction import LoadedImages
 from vitascope.number_format import format_percent
 from vitascope.run.files import make_folder
+from vitascope.run.temperature import describe_unscaled_probabilities
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def write_explanation_figures(
         title = f"{name}\nprediction: {result['answer']} ({format_percent(result['probability'])})"
         probability = float(probabilities[index, target])
         caption = _format_explanation_caption(subject.classes[target], probability, image_heatmaps)
+        caption = f"{caption} {describe_unscaled_probabilities(subject.find_temperature())}".rstrip()
         panels = {make_panel_title(method): heatmap.numpy() for method, heatmap in image_heatmaps.items()}
         figure = draw_heat_maps_over_image(image, panels, title, caption)
         report.files += save_png_and_svg(figure, output_folder / f"explanations-{name}")
@@ -181,10 +183,10 @@ def make_unique_file_stems(loaded_images: LoadedImages) -> list[str]:
 
 def save_png_and_svg(figure: Figure, path_without_suffix: Path) -> list[Path]:
     """Save the figure as PNG (for the screen) and SVG (for papers)."""
-    return [
-        save_figure(figure, path_without_suffix.with_name(f"{path_without_suffix.name}.{ending}"))
-        for ending in ("png", "svg")
-    ]
+    png, svg = (path_without_suffix.with_name(f"{path_without_suffix.name}.{ending}") for ending in ("png", "svg"))
+    save_figure(figure, png)
+    figure.set_layout_engine("none")  # the SVG keeps the PNG's layout, which takes half of the time to draw
+    return [png, save_figure(figure, svg)]
 
 
 @torch.no_grad()
@@ -209,8 +211,7 @@ def _write_logit_lens_figures(
             f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this patch's "
             f"token. Before block 1, a token holds only its {describe_tokens_before_first_block(inputs.model)}, "
             f"because attention comes later. The classifier was trained only on {trained_on} after the last block, so "
-            "values at patches and earlier blocks are approximate. "
-            "Each panel has its own scale."
+            "values at patches and earlier blocks are approximate. Each panel has its own scale."
         )
         files += save_png_and_svg(
             draw_heat_maps_over_image(image, grids, name, text, num_columns=5), output_folder / f"lens-{name}"
@@ -232,9 +233,8 @@ def _write_faithfulness_figure(
     images_text = "One image" if num_images == 1 else f"Mean over {num_images} images"
     text = (
         f"{images_text}, with the area under each curve (AUC). Left: patches are made grey (the mean of the training "
-        "images), most important first. "
-        "Right: patches of a blurred image are restored in the same order. For a faithful method, both "
-        "curves change faster than for a random order."
+        "images), most important first. Right: patches of a blurred image are restored in the same order. For a "
+        "faithful method, both curves change faster than for a random order."
     )
     if sampling_text := describe_curve_sampling(inputs.layout.num_patches):
         text += f" {sampling_text}"

@@ -44,6 +44,7 @@ from vitascope.model.replay import compute_logits
 from vitascope.recipe.schema import format_recipe_yaml
 from vitascope.run.files import write_atomically
 from vitascope.run.images import load_run_split_if_any
+from vitascope.run.temperature import describe_unscaled_probabilities
 from vitascope.shapes import Images
 
 PAGE_FOLDER = Path(__file__).parent / "page"
@@ -86,6 +87,7 @@ def render_html_report(model: Classifier, evaluation: Evaluation | None) -> str:
         errors=errors,
         errors_description=describe_number_of_shown_errors(evaluation, len(errors)).capitalize() if evaluation else "",
         mislabelling_note=describe_possible_mislabelling(len(errors)),
+        temperature_note=describe_unscaled_probabilities(model.find_temperature()),
         statistics=_draw_model_statistics(model),
         import_map=_build_javascript_import_map(),
     )

@@ -215,6 +215,7 @@ def build_string_metadata(model_info: ModelInfo, run_name: str) -> dict[str, str
         "img_size": json.dumps(model_info.model.image_shape),
         "in_chans": str(model_info.model.in_chans),
         "stored": json.dumps(model_info.stored),
+        "temperature": repr(model_info.temperature),
         "preparation": f"{model_info.preprocessing_description}; float32, batch × channels × rows × columns",
         "vitascope": vitascope.__version__,
         "run": run_name,

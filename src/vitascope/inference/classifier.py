@@ -29,7 +29,7 @@ from vitascope.model.replay import Replay, replay_forward_pass
 from vitascope.model.token_merging import describe_token_reduction
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import ExternalWeightsRun, Run
-from vitascope.run.temperature import RunTemperature, find_run_temperature
+from vitascope.run.temperature import RunTemperature, find_run_temperature, get_temperature_value_or_1
 from vitascope.shapes import AttentionMaps, Features, Images, Logits, PatchHeatmap, Tokens
 from vitascope.weights.model_info import ModelInfo
 
@@ -87,8 +87,9 @@ class Classifier:
 
     @property
     def info(self) -> ModelInfo:
-        """Settings, classes and preprocessing, as in config.json."""
-        return ModelInfo(self.config, self.classes, self.preprocessing, self.stored_shape, self.is_linear_probe)
+        """Settings, classes and preprocessing, as in config.json, and the run's temperature."""
+        facts = (self.config, self.classes, self.preprocessing, self.stored_shape, self.is_linear_probe)
+        return ModelInfo(*facts, temperature=get_temperature_value_or_1(self.find_temperature()))
 
     def __call__(self, images: Tensor) -> Logits:
         """Return the logits of preprocessed images. Without gradients, the fast version computes them."""
@@ -136,8 +137,7 @@ class Classifier:
             scoring.check_views_match_training(self.run.recipe, views)
         loaded = load_or_convert_input_images(images, self.stored_shape)
         logits = self.compute_logits_of_stored_images(loaded.images, views=views)
-        run_temperature = self.find_temperature(views)
-        temperature = temperature or (run_temperature.value if run_temperature else 1.0)
+        temperature = temperature or get_temperature_value_or_1(self.find_temperature(views))
         return build_predictions(logits, loaded, self.classes, temperature=temperature, threshold=threshold)
 
     def features(self, images: ImagesInput) -> Features:

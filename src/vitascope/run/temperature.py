@@ -54,5 +54,19 @@ def find_run_temperature(run: Run, weights_label: str, num_views: int) -> RunTem
         return None
 
 
+def get_temperature_value_or_1(temperature: RunTemperature | None) -> float:
+    return 1.0 if temperature is None else temperature.value
+
+
+def describe_unscaled_probabilities(temperature: RunTemperature | None) -> str:
+    """Return a sentence for outputs that do not apply the run's temperature; empty if it changes nothing."""
+    if get_temperature_value_or_1(temperature) == 1:
+        return ""
+    return (
+        "Probabilities are before temperature scaling; predict divides the logits by the run's temperature "
+        f"{get_temperature_value_or_1(temperature):.2f}."
+    )
+
+
 def _make_key(weights_label: str, num_views: int) -> str:
     return f"{weights_label}, views={num_views}"

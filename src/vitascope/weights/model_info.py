@@ -33,9 +33,11 @@ class ModelInfo:
     preparation: Preprocessing
     stored: tuple[int, int, int]  # channels, rows, columns of an image before preprocessing
     probe: bool = False  # trained without labels; the classifier is a linear probe
+    temperature: float = 1.0  # divides the logits; stored in the run and in exports, not in config.json
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the contents of config.json."""
+        return {name: value for name, value in asdict(self).items() if name != "temperature"}
 
     @property
     def is_resized_again(self) -> bool:

@@ -164,8 +164,11 @@ def test_the_file_is_one_and_says_what_its_user_must_know_and_nothing_of_this_ma
     torch.export.load(tmp_path / "model.pt2", extra_files=extra)
     assert json.loads(extra["vitascope.json"]) == metadata
     assert json.loads(metadata["classes"]) == model.classes and json.loads(metadata["img_size"]) == [8, 8]
+    assert metadata["temperature"] == repr(model.info.temperature)
     assert json.loads(metadata["mean"]) == list(model.info.preparation.mean)
-    assert (metadata["run"], metadata["in_chans"]) == ("digits/mine", "1") and "/ 255" in metadata["preparation"]
+    assert (metadata["run"], metadata["in_chans"]) == ("digits/mine", "1") and "divide by 255" in metadata[
+        "preparation"
+    ]
     assert whole.opset_import[0].version == 18 and whole.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for file in tmp_path.iterdir():
         content = file.read_bytes()

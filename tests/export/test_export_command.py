@@ -60,15 +60,16 @@ def test_the_speed_up_is_the_quotient_of_the_printed_times() -> None:
 def test_the_lines_in_the_docs_answer_as_predict_does(vitascope, run, tmp_path, monkeypatch, capsys) -> None:
     code = re.search(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[1]
     picture = open_builtin_digits().load_split("train").images[3, 0].repeat_interleave(3, 0).repeat_interleave(5, 1)
-    Image.fromarray(picture.numpy()).save(tmp_path / "digit.png")
+    Image.fromarray(picture.numpy()).save(tmp_path / "photo.png")
     model = open_model(run)
     write_onnx(model.model, model.info, tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     known: dict = {}
     exec(code, known)
-    wanted = model.predict("digit.png")[0]
-    assert capsys.readouterr().out.strip() == wanted.label
-    chances = torch.from_numpy(known["logits"][0]).softmax(0)
+    wanted = model.predict("photo.png")[0]
+    label, probability = capsys.readouterr().out.strip().rsplit(" ", 1)
+    assert label == wanted.label and float(probability) == pytest.approx(wanted.probability, abs=1e-5)
+    chances = torch.from_numpy(known["logits"]).softmax(0)
     assert chances.max().item() == pytest.approx(wanted.probability, abs=1e-5)
 
 

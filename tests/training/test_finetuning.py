@@ -217,9 +217,9 @@ def test_what_is_frozen_is_free_of_chance(config, frozen, embedding_too) -> None
 def test_every_epoch_of_a_linear_probe_sees_the_same_features(start, tmp_path, monkeypatch) -> None:
     seen, real = [], EagerEngine.start_epoch
 
-    def note_modes_and_start_epoch(engine, epoch):
+    def note_modes_and_start_epoch(engine, epoch, first_step):
         seen.append([block.training for block in engine.state.model.blocks])
-        real(engine, epoch)
+        real(engine, epoch, first_step)
 
     monkeypatch.setattr(EagerEngine, "start_epoch", note_modes_and_start_epoch)
     tiny_run(tmp_path, weights=start.path, **{"train.tune": "head", "model.drop_path_rate": 0.3})

@@ -1,6 +1,7 @@
 """Damaged files of a run: a changed bit is found before it is used, and the checkpoint before takes over."""
 
 import io
+import json
 import os
 import random
 import sys
@@ -10,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 
 import vitascope as library
 from tests.training.test_runs import build_state_and_run, same_weights
@@ -20,7 +21,11 @@ from vitascope.run.checkpoint import load_checkpoint, save_weights
 from vitascope.run.directory import Run
 from vitascope.training.loop import train_and_checkpoint_remaining_epochs
 from vitascope.training.train import resume_run_if_unfinished
-from vitascope.weights.files import read_float32_weights_and_extra_names, read_safetensors
+from vitascope.weights.files import (
+    read_float32_weights_and_extra_names,
+    read_safetensors,
+    serialize_to_safetensors,
+)
 
 NEWEST, PREVIOUS = "resume.pt", "resume.previous.pt"
 
@@ -59,6 +64,16 @@ def test_no_flipped_bit_of_a_checkpoint_is_resumed(tmp_path) -> None:
             load_checkpoint(run)
         path.write_bytes(content)
     assert load_checkpoint(run).state is not None
+
+
+def test_equal_weights_give_equal_files() -> None:
+    weights = {'é"b': torch.randn(2, 3), "a": torch.ones(1)}
+    contents = {serialize_to_safetensors(weights) for _ in range(20)}
+    assert len(contents) == 1, "safetensors alone orders the metadata at random"
+    content = contents.pop()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in load(content).items())
+    length = int.from_bytes(content[:8], "little")
+    assert list(json.loads(content[8 : 8 + length])["__metadata__"]) == ["format", "vitascope_crc32"]
 
 
 def test_a_cut_or_lengthened_checkpoint_is_not_resumed(tmp_path) -> None:

@@ -132,8 +132,7 @@ def _write_explanations_showing_progress(
     from vitascope.explain.write_explanations import write_explanations_and_statistics
     from vitascope.run.temperature import describe_unscaled_probabilities
 
-    note = describe_unscaled_probabilities(classifier.find_temperature())
-    print_notes_to_stderr([note] if note else [])
+    print_notes_to_stderr(filter(None, [describe_unscaled_probabilities(classifier.find_temperature())]))
     console, num_images = Console(stderr=True), len(images.images)
     num_passes = count_forward_passes(request.methods, get_token_layout(classifier.model).num_patches, num_images)
     columns = (

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from vitascope.errors import JSON_ERRORS, UserError, shorten_error_message
 from vitascope.model.config import ModelConfig
 from vitascope.run.directory import Run, check_not_run_folder, is_run_folder
 from vitascope.run.files import make_folder, write_atomically, write_json
-from vitascope.weights.files import make_safetensors_metadata, read_safetensors
+from vitascope.weights.files import read_safetensors, serialize_to_safetensors
 from vitascope.weights.infer_config import check_file_is_large_enough
 from vitascope.weights.model_info import ModelInfo, parse_model_info
 
@@ -123,7 +122,7 @@ def save_model_info(run: Run, model_info: ModelInfo) -> None:
 def save_weights(path: Path, weights: StateDict) -> None:
     """Write a safetensors file with a checksum in its metadata."""
     weights = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()}
-    write_atomically(path, save(weights, make_safetensors_metadata(weights)))
+    write_atomically(path, serialize_to_safetensors(weights))
 
 
 def save_model_folder(folder: Path, model_info: ModelInfo, weights: StateDict) -> None:

@@ -1,5 +1,6 @@
 """Read the tensors of a weights file without executing code; download weights of timm and Hugging Face by name."""
 
+import json
 import os
 import re
 import socket
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from vitascope.errors import UserError, shorten_error_message
@@ -67,9 +69,16 @@ def remove_prefixes_and_outer_tensors(tensors: StateDict) -> WeightsAndExtraName
     return WeightsAndExtraNames(tensors, sorted(extra_names))
 
 
-def make_safetensors_metadata(weights: StateDict) -> dict[str, str]:
-    """Return the metadata of a safetensors file: the format, for transformers, and a checksum of the tensors."""
-    return {"format": "pt", CHECKSUM_KEY: _compute_checksum(weights)}
+def serialize_to_safetensors(weights: StateDict) -> bytes:
+    """Return the contents of a safetensors file. Its metadata are the format, for transformers, and a checksum.
+
+    safetensors writes the metadata in random order. They are sorted here, so that equal weights give equal files."""
+    content = save(weights, {"format": "pt", CHECKSUM_KEY: _compute_checksum(weights)})
+    end = 8 + int.from_bytes(content[:8], "little")  # of the header; the first 8 bytes are its length
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    sorted_header = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return content[:8] + sorted_header.ljust(end - 8) + content[end:]
 
 
 def read_safetensors(path: Path) -> StateDict:

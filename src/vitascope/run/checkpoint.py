@@ -17,7 +17,7 @@ from vitascope.errors import JSON_ERRORS, UserError, shorten_error_message
 from vitascope.model.config import ModelConfig
 from vitascope.run.directory import Run, check_not_run_folder, is_run_folder
 from vitascope.run.files import make_folder, write_atomically, write_json
-from vitascope.weights.files import make_safetensors_metadata, read_safetensors
+from vitascope.weights.files import make_safetensors_metadata, read_safetensors, sort_safetensors_metadata
 from vitascope.weights.infer_config import check_file_is_large_enough
 from vitascope.weights.model_info import ModelInfo, parse_model_info
 
@@ -121,9 +121,9 @@ def save_model_info(run: Run, model_info: ModelInfo) -> None:
 
 
 def save_weights(path: Path, weights: StateDict) -> None:
-    """Write a safetensors file with a checksum in its metadata."""
+    """Write a safetensors file with a checksum in its metadata. The same weights give the same bytes."""
     weights = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()}
-    write_atomically(path, save(weights, make_safetensors_metadata(weights)))
+    write_atomically(path, sort_safetensors_metadata(save(weights, make_safetensors_metadata(weights))))
 
 
 def save_model_folder(folder: Path, model_info: ModelInfo, weights: StateDict) -> None:

@@ -1,5 +1,6 @@
 """Read the tensors of a weights file without executing code; download weights of timm and Hugging Face by name."""
 
+import json
 import os
 import re
 import socket
@@ -70,6 +71,16 @@ def remove_prefixes_and_outer_tensors(tensors: StateDict) -> WeightsAndExtraName
 def make_safetensors_metadata(weights: StateDict) -> dict[str, str]:
     """Return the metadata of a safetensors file: the format, for transformers, and a checksum of the tensors."""
     return {"format": "pt", CHECKSUM_KEY: _compute_checksum(weights)}
+
+
+def sort_safetensors_metadata(content: bytes) -> bytes:
+    """Return the content of a safetensors file with sorted metadata, which the library writes in random order."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
 
 def read_safetensors(path: Path) -> StateDict:

@@ -183,12 +183,14 @@ def kill_export(attack: Attack) -> list[FaultCounts]:
     counts = FaultCounts("SIGKILL in export", "`vitascope export` again gives the same files, byte by byte.")
     run = train_reference(attack.folder / "reference")
     for index, (name, command) in enumerate(EXPORTS.items()):
+        num_tries = -(-attack.num_tries * 8 // 10) if name == "folder" else attack.num_tries // 10
+        if not num_tries:
+            continue
         reference = attack.folder / f"whole-{name}"
         _copy_run_to_export(run.path, reference)
         started = time.monotonic()
         check_success(run_forked_command(command, reference))
         seconds, expected = time.monotonic() - started, hash_exported_files(reference)
-        num_tries = max(1, attack.num_tries * (8 if name == "folder" else 1) // 10)
         part = Attack(attack.folder / str(index), attack.rng, num_tries, attack.end)
 
         def choose_command(folder: Path, command=command) -> Sequence[str]:

@@ -8,7 +8,7 @@ hash = $(shell $(PYTHON) -c "import hashlib; print(hashlib.sha256(open('$(1)','r
 PACKAGES := .venv/packages-$(call hash,requirements.lock)
 READY := .venv/ready-$(call hash,pyproject.toml)
 
-.PHONY: help demo test test-slow check bench growth guard results lessons lock clean
+.PHONY: help demo test test-slow check bench growth guard faults audit results lessons lock clean
 
 help:            ## what can be made
 	@$(PYTHON) -c "import re; [print(f'make {t:<10}{d}') for t, d in re.findall(r'(?m)^([a-z-]+):.*?## (.*)', open('Makefile').read())]"
@@ -49,6 +49,12 @@ growth: $(READY) ## how a training step's cost grows with batch, tokens, width a
 
 guard: $(READY)  ## has our speed beside timm's fallen below the recorded one?
 	@$(BIN)/python -m benchmarks.guard
+
+faults: $(READY) ## attack by command: kills, bit flips, full disks, wrong inputs; what is lost? (a quarter of an hour)
+	@$(BIN)/python -m benchmarks.faults
+
+audit: $(READY)  ## licences of the pinned packages, and known vulnerabilities if the package index lists them
+	@$(BIN)/python -m benchmarks.audit
 
 results: $(READY) ## README's and the docs' numbers and the model cards, from results/*.json
 	@$(BIN)/python -m vitascope results README.md docs/*.md benchmarks/README.md src/vitascope/recipes/*.yaml --cards docs/cards

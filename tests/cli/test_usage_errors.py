@@ -108,3 +108,10 @@ def test_ctrl_c_before_a_command_has_started_gives_no_traceback(vitascope, monke
     monkeypatch.setattr("vitascope.cli._reject_renamed_options", interrupt)
     answer = vitascope("doctor")
     assert answer.code == 130 and answer.err == "vitascope: Interrupted.\n"
+
+
+@pytest.mark.parametrize("command", [("train",), ("predict", "runs"), ("data", "describe")], ids=" ".join)
+def test_a_path_that_no_file_system_takes_is_one_short_sentence(vitascope, command) -> None:
+    answer = vitascope(*command, "ü" * 300)
+    assert answer.code == 2 and answer.err.startswith("vitascope: ") and answer.err.count("\n") == 1
+    assert len(answer.err) < 400

@@ -528,3 +528,19 @@ def test_chosen_settings_are_compared_with_the_best_of_the_others_seed_by_seed(t
     half_width = 6.2053 * np.std([-1, 1, 1], ddof=1) / np.sqrt(3)  # Student's t, 2 degrees of freedom, 1 - 0.05 / 4
     assert lines[2] == f"{start} +0.33 ± {half_width:.2f} (timm script) | no significant difference | 10 | 10 | 10 |"
     assert lines[3] == "| bees | 1,245 | fine-tuning, 224 px, 20 passes | 95.00 % | – | – | – | – | 0 | – | – |"
+
+
+def test_the_table_of_faults_adds_up_bad_ends_and_names_what_was_skipped(tmp_path) -> None:
+    counts = dict.fromkeys(("tries", "recovered", "refused", "completed", "lost"), 0)
+    failures = dict.fromkeys(("tracebacks", "hangs", "wrong_exit_codes"), 0)
+    rows = [
+        {"fault": "a kill", "result": "The same.", "skipped": ""}
+        | counts
+        | failures
+        | {"tries": 1200, "recovered": 1198, "lost": 2, "hangs": 1, "tracebacks": 3},
+        {"fault": "a jump", "result": "The same.", "skipped": "no library"} | counts | failures,
+    ]
+    (tmp_path / "faults.json").write_text(json.dumps({"rows": rows}))
+    lines = RESULT_FORMATTERS["faults"](tmp_path, ["faults"]).splitlines()
+    assert lines[2] == "| a kill | 1,200 | The same. | 1,198 | 0 | 0 | 2 | 4 |"
+    assert lines[3] == "| a jump | skipped | no library | – | – | – | – | – |"

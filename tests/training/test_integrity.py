@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, load_file, save_file
@@ -17,6 +18,7 @@ import vitascope as library
 from tests.training.test_runs import build_state_and_run, same_weights
 from tests.training.tiny import shared_run, tiny_run, untimed
 from vitascope import UserError
+from vitascope.draw.style import save_figure
 from vitascope.run.checkpoint import load_checkpoint, save_weights
 from vitascope.run.directory import Run
 from vitascope.training.loop import train_and_checkpoint_remaining_epochs
@@ -226,3 +228,38 @@ def test_folders_are_synchronised_after_a_rename_and_metrics_before_a_checkpoint
     run = interrupt_after(1, tmp_path)
     part = next(index for index, name in enumerate(events) if name.startswith(".resume.pt"))
     assert events[part - 1 : part + 2 : 2] == ["metrics.jsonl", run.path.name]
+
+
+def test_the_same_weights_give_the_same_bytes(tmp_path) -> None:
+    """The library writes metadata in random order."""
+    weights = {"ü": torch.ones(3, dtype=torch.bfloat16), "a": torch.arange(6).view(2, 3), "scalar": torch.tensor(1.5)}
+    path, contents = tmp_path / "model.safetensors", set()
+    for _ in range(20):
+        save_weights(path, weights)
+        contents.add(path.read_bytes())
+    assert len(contents) == 1
+    stored = read_safetensors(path)
+    assert set(stored) == set(weights) and all(torch.equal(stored[name], weights[name]) for name in weights)
+
+
+def test_a_figure_is_complete_or_absent(tmp_path, monkeypatch) -> None:
+    figure, path = Figure(), tmp_path / "curves.png"
+
+    def write_a_part_and_stop(target) -> None:
+        Path(target).write_bytes(b"a part")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(figure, "savefig", write_a_part_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            save_figure(figure, path)
+    assert not path.exists()
+    assert save_figure(figure, path).read_bytes().startswith(b"\x89PNG")
+
+
+def test_resume_draws_the_curves_that_a_killed_process_did_not_draw(tmp_path) -> None:
+    run = shared_run(tmp_path)
+    curves = run.get_path("curves.png").read_bytes()
+    run.get_path("curves.png").unlink()
+    assert library.resume(run.path).path == run.path
+    assert run.get_path("curves.png").read_bytes() == curves

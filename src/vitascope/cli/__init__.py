@@ -1,9 +1,11 @@
 """The command line: each command reads its arguments, calls one function and prints the result."""
 
+import errno
 import io
+import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from vitascope.errors import UserError, is_out_of_memory
 
@@ -17,8 +19,8 @@ RENAMED_OPTIONS = {
     "--no-probes": "--no-analysis",
     "--most": "--max-images",
 }
-
-
+MAX_PATH_CHARACTERS = 100  # in an error message
+PATH_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EROFS, errno.ENOSPC)
 INTERRUPTED = 130  # exit code after Ctrl-C or SIGTERM
 
 
@@ -53,28 +55,32 @@ def _run_command_line() -> None:
         _reject_renamed_options(sys.argv[1:])
         sys.exit(_run_command_converting_usage_errors(get_command(app), sys.argv[1:]))
     except UserError as error:
-        print(f"vitascope: {error}", file=sys.stderr)
-        sys.exit(2)
+        _print_error_and_exit(str(error))
     except typer.Abort:  # a question was answered with Ctrl-C or no input
         print("vitascope: Aborted.", file=sys.stderr)
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        print(
-            "vitascope: The memory of this machine or of its GPU is too small. Use a smaller model, smaller images, "
-            "fewer of them at once, or close other programs.",
-            file=sys.stderr,
+        _print_error_and_exit(
+            "The memory of this machine or of its GPU is too small. Use a smaller model, smaller images, "
+            "fewer of them at once, or close other programs."
         )
-        sys.exit(2)
+    except OSError as error:
+        if error.errno not in PATH_ERRORS or error.filename is None:
+            raise
+        path = os.fsdecode(error.filename)
+        path = path if len(path) <= MAX_PATH_CHARACTERS else f"{path[:MAX_PATH_CHARACTERS]}…"
+        _print_error_and_exit(f"{path}: {error.strerror}. Check the path and its permissions.")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "vitascope":
             raise
-        print(
-            f"vitascope: {error.name} is not installed. Install it with: pip install {error.name}",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        _print_error_and_exit(f"{error.name} is not installed. Install it with: pip install {error.name}")
+
+
+def _print_error_and_exit(text: str) -> NoReturn:
+    print(f"vitascope: {text}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _run_command_converting_usage_errors(command: Any, arguments: list[str]) -> "ExitCode":

@@ -1,5 +1,6 @@
 """Common style of all figures: sizes, labels, captions and saving."""
 
+import os
 import textwrap
 from itertools import chain, count
 from pathlib import Path
@@ -99,11 +100,14 @@ def choose_unused_path(path: Path) -> Path:
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write the figure and return its path."""
+    """Write the figure and return its path. A process that is killed leaves no incomplete file with this name."""
     check_figure_suffix(path)
+    partial_path = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+        figure.savefig(partial_path)
+        partial_path.replace(path)
     except OSError as error:
+        partial_path.unlink(missing_ok=True)
         raise UserError(f"The figure could not be written to {path}: {error.strerror}.") from error
     return path

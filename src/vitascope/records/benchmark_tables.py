@@ -135,6 +135,20 @@ def format_result_at_other_image_sizes_table(results_folder: Path, record_names:
     )
 
 
+def format_fault_table(results_folder: Path, record_names: list[str]) -> Markdown:
+    """Format what happens after each kind of fault (`python -m benchmarks.faults`)."""
+    counted = ("tries", "recovered", "refused", "completed", "lost")
+    lines = []
+    for row in read_benchmark_rows(results_folder, record_names):
+        failures = sum(row[name] for name in ("tracebacks", "hangs", "wrong_exit_codes"))
+        numbers = (
+            ["skipped"] + ["–"] * 5 if row["skipped"] else [*(f"{row[name]:,}" for name in counted), f"{failures:,}"]
+        )
+        lines.append([row["fault"], numbers[0], row["skipped"] or row["result"], *numbers[1:]])
+    head = ["fault", "tries", "what happens", "recovered", "refused", "completed", "**lost**"]
+    return format_markdown_table([*head, "traceback, hang or wrong exit code"], lines)
+
+
 def _format_speed_or_failure(benchmark_row: BenchmarkRow) -> str:
     if "broken" in benchmark_row:
         return benchmark_row["broken"]

@@ -204,6 +204,7 @@ RESULT_FORMATTERS: dict[str, ResultFormatter] = {  # kind of a results mark -> f
     "cost": benchmark_tables.format_attention_map_cost_factors,
     "pretrained": training_tables.format_pretrained_vs_scratch_table,
     "photos": training_tables.format_chosen_settings_table,
+    "faults": benchmark_tables.format_fault_table,
     "odd-size": benchmark_tables.format_result_at_other_image_sizes_table,
     "small-data": training_tables.format_small_data_ablation_table,
     "speedrun": training_tables.format_speedrun_ablation_table,

@@ -120,7 +120,7 @@ def save_model_info(run: Run, model_info: ModelInfo) -> None:
 
 
 def save_weights(path: Path, weights: StateDict) -> None:
-    """Write a safetensors file with a checksum in its metadata."""
+    """Write a safetensors file with a checksum in its metadata. The same weights give the same bytes."""
     weights = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()}
     write_atomically(path, serialize_to_safetensors(weights))
 

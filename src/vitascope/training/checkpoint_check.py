@@ -36,7 +36,7 @@ def load_fitting_checkpoint(state: TrainState, run: Run, checkpoint: Checkpoint)
     state.check_resumable_from(checkpoint)
     try:
         state.load_state_dict(checkpoint)
-    except (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+    except (LookupError, AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         raise make_unfit_checkpoint_error(run, shorten_error_message(error)) from error
 
 

@@ -152,6 +152,8 @@ def resume_run_if_unfinished(
     `force`: take the run's lock from a process of another host."""
     if run.is_finished:
         console.print(f"{run.path} is already finished.", highlight=False, soft_wrap=True)
+        if not run.get_path("curves.png").is_file():  # the process was killed after it wrote the weights
+            save_run_curves_figure(run.path, run.metrics, run.recipe, make_curves_title(run.recipe))
         return run
     with lock_run(run, force=force):
         _resume_locked_run(run, console, callbacks)

@@ -24,6 +24,7 @@ from benchmarks.faults.counts import Attack, FaultCounts
 from benchmarks.faults.processes import SETTINGS_OF_PROCESS, fork_and_run, preload_modules
 from benchmarks.faults.runs import TRAIN
 from benchmarks.records import format_typed_command, write_record
+from vitascope.run.machine import find_commit_and_mark_changes
 
 
 class Family(NamedTuple):
@@ -134,7 +135,7 @@ def main() -> None:
     args = read_options()
     os.environ.update(SETTINGS_OF_PROCESS)
     torch.set_num_threads(1)  # a process with threads of its own must not be forked
-    started = time.monotonic()
+    started, commit = time.monotonic(), args.commit or find_commit_and_mark_changes()  # the commit that is attacked
     seeds = [args.seed + job for job in range(1 if args.quick else args.jobs)]
     with TemporaryDirectory(prefix="vitascope-faults-") as folder:
         preload_folder = Path(folder) / "preload"
@@ -145,7 +146,7 @@ def main() -> None:
     rows = [counts.as_row() for counts in results]
     seconds = round(time.monotonic() - started)
     command = format_typed_command("benchmarks.faults")
-    write_record(args.out, args.commit, command=command, seeds=seeds, seconds=seconds, rows=rows)
+    write_record(args.out, commit, command=command, seeds=seeds, seconds=seconds, rows=rows)
     print(f"Record: {args.out}")
     sys.exit(any(counts.num_failures for counts in results))
 

@@ -99,8 +99,8 @@ def fill_disk(attack: Attack) -> list[FaultCounts]:
     size = sum(path.stat().st_size for path in reference.path.iterdir())
     with mount_small_disk(attack.folder / "probe", size) as can_mount:
         way = "a tmpfs" if can_mount else "a limit on the size of a file"
-    counts = FaultCounts(f"disk full in train ({way})", "Refused in a sentence. With more space, `resume` goes on.")
-    counts.result = "Train ends with a sentence. After space is made, `vitascope resume` gives the same result."
+    result = "Train ends with a sentence. After space is made, `vitascope resume` gives the same result."
+    counts = FaultCounts(f"disk full in train ({way})", result)
     for folder in attack.list_tries():
         num_bytes = int(size * attack.rng.uniform(0.05, 0.95))
         with mount_small_disk(folder, num_bytes) as is_mounted:

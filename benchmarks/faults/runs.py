@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.faults.processes import Outcome, run_forked_command
+from benchmarks.faults.processes import Outcome, run_forked_command, start_forked_command
 
 TINY = (
     "model.embed_dim=16",
@@ -54,8 +54,6 @@ def train_reference(folder: Path, command: Sequence[str] = TRAIN) -> TimedRun:
 
 def make_interrupted_run(folder: Path, command: Sequence[str] = TRAIN) -> Path:
     """Train, and kill the process when it has two checkpoints and is not finished."""
-    from benchmarks.faults.processes import start_forked_command
-
     for attempt in range(20):
         place = folder / f"interrupted-{attempt}"
         place.mkdir(parents=True)

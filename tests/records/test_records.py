@@ -537,10 +537,10 @@ def test_the_table_of_faults_adds_up_bad_ends_and_names_what_was_skipped(tmp_pat
         {"fault": "a kill", "result": "The same.", "skipped": ""}
         | counts
         | failures
-        | {"tries": 1200, "recovered": 1198, "lost": 2, "hangs": 1, "tracebacks": 3},
+        | {"tries": 1200, "recovered": 1198, "lost": 2, "hangs": 1, "tracebacks": 3, "wrong_exit_codes": 5},
         {"fault": "a jump", "result": "The same.", "skipped": "no library"} | counts | failures,
     ]
     (tmp_path / "faults.json").write_text(json.dumps({"rows": rows}))
     lines = RESULT_FORMATTERS["faults"](tmp_path, ["faults"]).splitlines()
-    assert lines[2] == "| a kill | 1,200 | The same. | 1,198 | 0 | 0 | 2 | 4 |"
+    assert lines[2] == "| a kill | 1,200 | The same. | 1,198 | 0 | 0 | 2 | 9 |"
     assert lines[3] == "| a jump | skipped | no library | – | – | – | – | – |"

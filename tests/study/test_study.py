@@ -811,3 +811,13 @@ def test_a_varied_setting_may_make_an_invalid_recipe_valid() -> None:
         design.identity_hash
         != parse_and_check_design("sheet-a", [*words[:2], "model.patch_size=2", "model.depth=1,2"], 1).identity_hash
     )
+
+
+def test_a_trial_of_a_process_killed_while_it_claimed_it_is_taken_at_once(tmp_path) -> None:
+    """It is marked as running, and no worker is stored yet; another trial of a live worker is left alone."""
+    design = parse_and_check_design("digits", ["model.depth=1,2"], 1)
+    queue = TrialQueue(design, make_sqlite_storage_url(tmp_path), "study")
+    claimed = next(trial for trial in queue.trials if trial.state.name == "WAITING")
+    queue.optuna_study._storage.set_trial_state_values(claimed._trial_id, state=queue.optuna.trial.TrialState.RUNNING)
+    taken = [queue.take_next_trial() for _ in range(3)]
+    assert sorted(trial.settings["model.depth"] for trial in taken if trial) == ["1", "2"] and taken[2] is None

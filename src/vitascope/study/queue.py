@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -190,7 +190,7 @@ class TrialQueue:
         with self.lock:
             failed = [trial for trial in self.trials if trial.state.name == "FAIL"]
             for trial in failed:
-                self._enqueue_copy_of_trial(trial.number, _get_trial_attributes(trial), trial.params)
+                self._enqueue_copy_of_trial(trial.number, attributes, trial.params)
         return len(failed)
 
     def _store_or_check_identity(self, conflict_hint: str) -> None:
@@ -239,13 +239,17 @@ class TrialQueue:
     def _requeue_abandoned_trials(self) -> None:
         """Put the trials of dead workers back into the queue."""
         for trial in self.trials:
-            if trial.state.name != "RUNNING" or not _is_abandoned(_get_trial_attributes(trial), trial.datetime_start):
+            attributes = _get_trial_attributes(trial)
+            # With a lock, no other process is between its claim and the storing of its name.
+            was_killed_in_claim = "worker" not in attributes and not isinstance(self.lock, nullcontext)
+            is_abandoned = was_killed_in_claim or _is_abandoned(attributes, trial.datetime_start)
+            if trial.state.name != "RUNNING" or not is_abandoned:
                 continue
             with suppress(self.optuna.exceptions.UpdateFinishedTrialError):  # another worker was faster
                 self.optuna_study._storage.set_trial_state_values(
                     trial._trial_id, state=self.optuna.trial.TrialState.FAIL
                 )
-                self._enqueue_copy_of_trial(trial.number, _get_trial_attributes(trial), trial.params)
+                self._enqueue_copy_of_trial(trial.number, attributes, trial.params)
 
     def _enqueue_copy_of_trial(
         self, trial_number: int, attributes: TrialAttributes, suggested_params: dict[str, Any]

@@ -190,7 +190,7 @@ class TrialQueue:
         with self.lock:
             failed = [trial for trial in self.trials if trial.state.name == "FAIL"]
             for trial in failed:
-                self._enqueue_copy_of_trial(trial.number, attributes, trial.params)
+                self._enqueue_copy_of_trial(trial.number, _get_trial_attributes(trial), trial.params)
         return len(failed)
 
     def _store_or_check_identity(self, conflict_hint: str) -> None:

@@ -146,7 +146,7 @@ def main() -> None:
     rows = [counts.as_row() for counts in results]
     seconds = round(time.monotonic() - started)
     command = format_typed_command("benchmarks.faults")
-    write_record(args.out, commit, command=command, seeds=seeds, seconds=seconds, rows=rows)
+    write_record(args.out, commit, command=command, random_seeds=seeds, seconds=seconds, rows=rows)
     print(f"Record: {args.out}")
     sys.exit(any(counts.num_failures for counts in results))
 

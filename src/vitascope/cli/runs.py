@@ -218,7 +218,7 @@ def update_pages_and_recipes_from_records(
     targets: whether a target was reached. NAME is RECORD:PERCENT:SECONDS:SEEDS.
 
     KIND for benchmarks, for this project's own pages: bench, bars, races, growth,
-    faithfulness, cost, pretrained, photos, odd-size, faults, small-data, speedrun, tuning,
+    faithfulness, cost, pretrained, photos, faults, odd-size, small-data, speedrun, tuning,
     together, fewer-tokens, pretraining, features.
 
     In a recipe, the comment that starts with "# Recorded:" is replaced.

@@ -303,11 +303,11 @@ def test_training_names_classes_with_few_images(vitascope, here) -> None:
 def test_the_class_folders_one_level_down_are_suggested(vitascope, here) -> None:
     save_photos(here / "photos" / "photos")
     answer = vitascope("train", "digits", *WORDS, "data.name=photos")
-    assert answer.code == 2 and "it has photos. The class folders (blue, red) are 1 level down: use " in answer.err
-    assert f"data.name={Path('photos/photos')}, and see" in answer.err
+    assert answer.code == 2 and "it has photos. The class folders (blue, red) are 1 level down: give " in answer.err
+    assert f"or with a recipe data.name={Path('photos/photos')})" in answer.err
     assert vitascope("data", "describe", "photos/photos").code == 0
     save_photos(here / "zip" / "a b" / "c" / "train")
-    assert "(blue, red) are 2 levels down: use data.name='zip/a b/c', and" in vitascope("data", "describe", "zip").err
+    assert "(blue, red) are 2 levels down: give 'zip/a b/c' instead (" in vitascope("data", "describe", "zip").err
     (here / "one" / "cat" / "deep").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(here / "one" / "cat" / "0.png")
     assert "down" not in vitascope("data", "describe", "one").err

@@ -75,8 +75,11 @@ def test_an_npz_file_and_data_by_name_are_trained_from_python_too(here) -> None:
         (("data:",), "data: names no data set. Write data:NAME"),
         (("nothing.npz",), "There is no data set and no file named 'nothing.npz'"),
         (("nothing",), "train also accepts a folder of images, an .npz file and data:NAME"),
-        (("empty",), "needs at least two class folders; it has none"),
-        (("flat",), "needs at least two class folders; it has none"),
+        (("empty",), "needs at least two class folders; it has no images and no class folder."),
+        (("flat",), "needs at least two class folders; it has 1 file, but no class folder."),
+        (("photoss/",), "There is no folder 'photoss/'. Did you mean photos/?"),
+        (("./elsewhere/",), "There is no folder './elsewhere/'. Check the path."),
+        (("wrapped",), "down: give wrapped/inner instead (vitascope train wrapped/inner, or with a recipe"),
         (("unreadable",), "none of the files can be read as an image"),
         (("notes.txt",), "notes.txt is not a recipe: a recipe's file name ends in .yaml or .yml. To train on images"),
         (("data:notes.txt",), "neither a folder of class folders nor an .npz file"),
@@ -90,7 +93,15 @@ def test_an_npz_file_and_data_by_name_are_trained_from_python_too(here) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_a_mistake_is_one_line_and_exit_code_2(vitascope, here, words, sentence) -> None:
-    for folder in ("empty", "flat", "unreadable/a", "unreadable/b", "runs/digits/2026-11-19_10-00-00-seed0"):
+    for folder in (
+        "empty",
+        "flat",
+        "wrapped/inner/a",
+        "wrapped/inner/b",
+        "unreadable/a",
+        "unreadable/b",
+        "runs/digits/2026-11-19_10-00-00-seed0",
+    ):
         (here / folder).mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(here / "flat/a.png")
     for name in ("unreadable/a/a.jpg", "unreadable/b/b.jpg", "notes.txt"):

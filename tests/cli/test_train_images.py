@@ -39,11 +39,17 @@ def test_a_folder_is_trained_with_chosen_settings_that_can_be_repeated(vitascope
     assert answer.code == 0, answer.err
     lines = answer.out.splitlines()
     assert lines[0].startswith(
-        "Images: 50 for training, 13 for validation; 2 classes of 30 to 33 images; colour, 14×20"
+        "Images: 50 files for training, 13 for validation; 2 classes of 30 to 33 files; colour, 14×20"
     )
-    assert re.fullmatch(r"Weights: tiny\.safetensors \(found in .*weights\), 0\.1 M parameters, 16×16 pixels", lines[1])
+    assert re.fullmatch(
+        r"Weights: tiny\.safetensors \(found in .*\), 0\.1 M parameters with the classifier of 7 classes, 16×16 pixels",
+        lines[1],
+    )
     assert lines[2].startswith("Choice: fine-tuning, first the classifier (linear probe), then all weights, because")
-    assert "2 epochs of 12 steps, batch size 8" in lines[3] and "on two cores" in lines[4]
+    assert (
+        "2 epochs of 12 steps (4 passes over the images), batch size 8" in lines[3]
+        and "on two cores, at the speed measured now" in lines[4]
+    )
     run = open_run_or_newest("runs/photos")
     assert re.search(
         r"Validation accuracy: \d+\.\d % \(95 % confidence interval \d+\.\d % to \d+\.\d %, 13 images\)\n", answer.out

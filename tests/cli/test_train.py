@@ -32,7 +32,8 @@ def test_training_evaluating_and_resuming(vitascope, here) -> None:
     answer = vitascope("train", "digits", *WORDS)
     assert answer.code == 0, answer.err
     assert "epoch 3/3" in answer.out and "curves.png" in answer.out
-    assert "To measure the test accuracy, run: vitascope evaluate runs/digits/" in answer.out
+    assert "To measure the test accuracy, once, at the end: vitascope evaluate runs/digits/" in answer.out
+    assert re.search(r"For more metrics, run: vitascope evaluate runs/digits/\S+ --split val\n", answer.out)
     assert re.search(r"validation accuracy \d+\.\d\d % \(90 images, last epoch\)", answer.out)
     assert "Training values include augmentation, mixup and label smoothing" in answer.out
     scored = vitascope("evaluate", "runs/digits")
@@ -105,9 +106,11 @@ def test_a_mistake_is_one_line_and_exit_code_2(vitascope, here, words, sentence)
 
 
 def test_the_precision_of_the_validation_accuracy_is_named_where_it_is_not_float32(vitascope, here) -> None:
-    assert "computed in" not in vitascope("train", "digits", *WORDS, "train.precision=float32").out
+    assert "validated in" not in vitascope("train", "digits", *WORDS, "train.precision=float32").out
     answer = vitascope("train", "digits", *WORDS, "train.precision=bfloat16")
-    assert re.search(r"validation accuracy \d+\.\d\d % \(90 images, last epoch, computed in bfloat16\)", answer.out)
+    assert re.search(
+        r"validation accuracy \d+\.\d\d % \(90 images, last epoch, trained and validated in bfloat16\)", answer.out
+    )
     metrics = next(path for path in here.glob("runs/digits/*/metrics.jsonl") if "bfloat16" in _read_machine(path))
     *rows, last = metrics.read_text().splitlines()
     metrics.write_text("\n".join([*rows, json.dumps(json.loads(last) | {"val_accuracy": 0.123})]) + "\n")

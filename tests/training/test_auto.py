@@ -1,5 +1,6 @@
 """Settings chosen from images, weights and machine: laws of the rules, the classifier's start, and what is found."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from vitascope.inference.hardware import InferenceHardware
 from vitascope.number_format import format_rough_duration
 from vitascope.recipe.reading import is_data_reference, read_recipe
 from vitascope.recipe.schema import Recipe, format_value_for_command_line
+from vitascope.run.directory import Run
 from vitascope.training.auto import find_weights as finding
 from vitascope.training.auto import train_images
 from vitascope.training.auto.choose_settings import (
@@ -43,7 +45,7 @@ from vitascope.training.auto.choose_settings import (
 )
 from vitascope.training.auto.find_weights import WeightsAtHand, find_weights
 from vitascope.training.auto.image_facts import ImageFacts, collect_image_facts
-from vitascope.training.auto.messages import describe_choice
+from vitascope.training.auto.messages import describe_choice, describe_result
 from vitascope.training.initial_weights import fit_head_by_linear_probe
 
 DEIT = ModelConfig(embed_dim=192, num_heads=3)
@@ -52,6 +54,9 @@ NO_WEIGHTS = WeightsAtHand(origin="none are on this machine")
 FAST, SLOW = MachineFacts("cuda", "H200", 1e14), MachineFacts("cpu", "two cores", 1e11)
 PHOTOS = ImageFacts("photos", (123, 122), (375, 500), 3, validation=0.2)
 TINY_CONFIG = ModelConfig(img_size=8, patch_size=2, in_chans=1, embed_dim=64, depth=2, num_heads=1, num_classes=7)
+
+METRIC_NAMES = ("step", "train_loss", "train_accuracy", "val_loss", "images_seen", "images_per_second", "seconds", "lr")
+METRICS_ROW = {"epoch": 1, "val_accuracy": 0.5} | dict.fromkeys(METRIC_NAMES, 1)
 
 facts = st.builds(
     lambda count, num_classes, side, channels, validation: ImageFacts(
@@ -193,6 +198,15 @@ def test_a_choice_is_told_in_five_lines_with_the_duration_of_the_final_settings(
     assert [format_rough_duration(seconds) for seconds in (3, 44, 119, 7000)] == [
         "about 10 seconds", "about 40 seconds", "about 2 minutes", "about 1.9 hours",
     ]  # fmt: skip
+
+
+def test_the_result_counts_the_validation_images_that_could_be_read(tmp_path) -> None:
+    (tmp_path / "machine.json").write_text('{"validation_images": 20}')
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(METRICS_ROW) + "\n")
+    images = replace(PHOTOS, counts_are_files=True, has_test=True)
+    text = describe_result(Run(tmp_path), images)
+    assert images.num_validation == 49 and ", 20 images)" in text
+    assert f"evaluate {tmp_path} --split val," in text and text.endswith(f"at the end: vitascope evaluate {tmp_path}")
 
 
 def write_images(folder: Path, classes: dict[str, int], size: tuple[int, int] = (20, 14), gray: bool = False) -> Path:

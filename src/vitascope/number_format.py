@@ -11,3 +11,12 @@ def format_percent(fraction: float | None, num_decimals: int = 1) -> str:
 def format_number(value: float, format_spec: str) -> str:
     """Format a number with a typographic minus sign. `format_spec` is Python's, such as "+z.2f"."""
     return format(value, format_spec).replace("-", MINUS_SIGN)
+
+
+def format_rough_duration(seconds: float) -> str:
+    """Return a duration as text: about 40 seconds, about 2 minutes, about 1.5 hours."""
+    if seconds < 90:
+        return f"about {max(10, round(seconds, -1)):.0f} seconds"
+    if seconds < 5400:
+        return f"about {max(2, round(seconds / 60))} minutes"
+    return f"about {seconds / 3600:.1f} hours"

@@ -32,7 +32,8 @@ def test_training_evaluating_and_resuming(vitascope, here) -> None:
     answer = vitascope("train", "digits", *WORDS)
     assert answer.code == 0, answer.err
     assert "epoch 3/3" in answer.out and "curves.png" in answer.out
-    assert "To measure the test accuracy, run: vitascope evaluate runs/digits/" in answer.out
+    assert "To measure the test accuracy, once, at the end: vitascope evaluate runs/digits/" in answer.out
+    assert re.search(r"For more metrics, run: vitascope evaluate runs/digits/\S+ --split val\n", answer.out)
     assert re.search(r"validation accuracy \d+\.\d\d % \(90 images, last epoch\)", answer.out)
     assert "Training values include augmentation, mixup and label smoothing" in answer.out
     scored = vitascope("evaluate", "runs/digits")
@@ -105,9 +106,11 @@ def test_a_mistake_is_one_line_and_exit_code_2(vitascope, here, words, sentence)
 
 
 def test_the_precision_of_the_validation_accuracy_is_named_where_it_is_not_float32(vitascope, here) -> None:
-    assert "computed in" not in vitascope("train", "digits", *WORDS, "train.precision=float32").out
+    assert "validated in" not in vitascope("train", "digits", *WORDS, "train.precision=float32").out
     answer = vitascope("train", "digits", *WORDS, "train.precision=bfloat16")
-    assert re.search(r"validation accuracy \d+\.\d\d % \(90 images, last epoch, computed in bfloat16\)", answer.out)
+    assert re.search(
+        r"validation accuracy \d+\.\d\d % \(90 images, last epoch, trained and validated in bfloat16\)", answer.out
+    )
     metrics = next(path for path in here.glob("runs/digits/*/metrics.jsonl") if "bfloat16" in _read_machine(path))
     *rows, last = metrics.read_text().splitlines()
     metrics.write_text("\n".join([*rows, json.dumps(json.loads(last) | {"val_accuracy": 0.123})]) + "\n")
@@ -303,11 +306,11 @@ def test_training_names_classes_with_few_images(vitascope, here) -> None:
 def test_the_class_folders_one_level_down_are_suggested(vitascope, here) -> None:
     save_photos(here / "photos" / "photos")
     answer = vitascope("train", "digits", *WORDS, "data.name=photos")
-    assert answer.code == 2 and "it has photos. The class folders (blue, red) are 1 level down: use " in answer.err
-    assert f"data.name={Path('photos/photos')}, and see" in answer.err
+    assert answer.code == 2 and "it has photos. The class folders (blue, red) are 1 level down: give " in answer.err
+    assert f"or with a recipe data.name={Path('photos/photos')})" in answer.err
     assert vitascope("data", "describe", "photos/photos").code == 0
     save_photos(here / "zip" / "a b" / "c" / "train")
-    assert "(blue, red) are 2 levels down: use data.name='zip/a b/c', and" in vitascope("data", "describe", "zip").err
+    assert "(blue, red) are 2 levels down: give 'zip/a b/c' instead (" in vitascope("data", "describe", "zip").err
     (here / "one" / "cat" / "deep").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(here / "one" / "cat" / "0.png")
     assert "down" not in vitascope("data", "describe", "one").err

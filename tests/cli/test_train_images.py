@@ -39,11 +39,17 @@ def test_a_folder_is_trained_with_chosen_settings_that_can_be_repeated(vitascope
     assert answer.code == 0, answer.err
     lines = answer.out.splitlines()
     assert lines[0].startswith(
-        "Images: 50 for training, 13 for validation; 2 classes of 30 to 33 images; colour, 14×20"
+        "Images: 50 files for training, 13 for validation; 2 classes of 30 to 33 files; colour, 14×20"
     )
-    assert re.fullmatch(r"Weights: tiny\.safetensors \(found in .*weights\), 0\.1 M parameters, 16×16 pixels", lines[1])
+    assert re.fullmatch(
+        r"Weights: tiny\.safetensors \(found in .*\), 0\.1 M parameters with the classifier of 7 classes, 16×16 pixels",
+        lines[1],
+    )
     assert lines[2].startswith("Choice: fine-tuning, first the classifier (linear probe), then all weights, because")
-    assert "2 epochs of 12 steps, batch size 8" in lines[3] and "on two cores" in lines[4]
+    assert (
+        "2 epochs of 12 steps (4 passes over the images), batch size 8" in lines[3]
+        and "on two cores, at the speed measured now" in lines[4]
+    )
     run = open_run_or_newest("runs/photos")
     assert re.search(
         r"Validation accuracy: \d+\.\d % \(95 % confidence interval \d+\.\d % to \d+\.\d %, 13 images\)\n", answer.out
@@ -75,8 +81,11 @@ def test_an_npz_file_and_data_by_name_are_trained_from_python_too(here) -> None:
         (("data:",), "data: names no data set. Write data:NAME"),
         (("nothing.npz",), "There is no data set and no file named 'nothing.npz'"),
         (("nothing",), "train also accepts a folder of images, an .npz file and data:NAME"),
-        (("empty",), "needs at least two class folders; it has none"),
-        (("flat",), "needs at least two class folders; it has none"),
+        (("empty",), "needs at least two class folders; it has no images and no class folder."),
+        (("flat",), "needs at least two class folders; it has 1 file, but no class folder."),
+        (("photoss/",), "There is no folder 'photoss/'. Did you mean photos/?"),
+        (("./elsewhere/",), "There is no folder './elsewhere/'. Check the path."),
+        (("wrapped",), "down: give wrapped/inner instead (vitascope train wrapped/inner, or with a recipe"),
         (("unreadable",), "none of the files can be read as an image"),
         (("notes.txt",), "notes.txt is not a recipe: a recipe's file name ends in .yaml or .yml. To train on images"),
         (("data:notes.txt",), "neither a folder of class folders nor an .npz file"),
@@ -90,7 +99,15 @@ def test_an_npz_file_and_data_by_name_are_trained_from_python_too(here) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_a_mistake_is_one_line_and_exit_code_2(vitascope, here, words, sentence) -> None:
-    for folder in ("empty", "flat", "unreadable/a", "unreadable/b", "runs/digits/2026-11-19_10-00-00-seed0"):
+    for folder in (
+        "empty",
+        "flat",
+        "wrapped/inner/a",
+        "wrapped/inner/b",
+        "unreadable/a",
+        "unreadable/b",
+        "runs/digits/2026-11-19_10-00-00-seed0",
+    ):
         (here / folder).mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(here / "flat/a.png")
     for name in ("unreadable/a/a.jpg", "unreadable/b/b.jpg", "notes.txt"):

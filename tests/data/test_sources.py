@@ -219,7 +219,10 @@ def test_a_class_may_be_called_train(tmp_path) -> None:
     ("make", "sentence"),
     [
         (lambda root: save_image(root / "cat" / "a.png"), "needs at least two class folders; it has cat"),
-        (lambda root: root.mkdir(exist_ok=True), r"it has none\. If a table has the classes, set data\.labels\."),
+        (
+            lambda root: root.mkdir(exist_ok=True),
+            r"it has no images and no class folder\. If a table has the classes, set data\.labels\.",
+        ),
         (lambda root: (save_image(root / "cat" / "a.png"), (root / "dog").mkdir()), "has no readable image for dog"),
         (
             lambda root: [

@@ -1,5 +1,6 @@
 """Settings chosen from images, weights and machine: laws of the rules, the classifier's start, and what is found."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +22,10 @@ from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.data.config import DataConfig, resolve_augmentation
 from vitascope.data.open_data import load_train_and_validation_data
 from vitascope.inference.hardware import InferenceHardware
+from vitascope.number_format import format_rough_duration
 from vitascope.recipe.reading import is_data_reference, read_recipe
 from vitascope.recipe.schema import Recipe, format_value_for_command_line
+from vitascope.run.directory import Run
 from vitascope.training.auto import find_weights as finding
 from vitascope.training.auto import train_images
 from vitascope.training.auto.choose_settings import (
@@ -42,7 +45,7 @@ from vitascope.training.auto.choose_settings import (
 )
 from vitascope.training.auto.find_weights import WeightsAtHand, find_weights
 from vitascope.training.auto.image_facts import ImageFacts, collect_image_facts
-from vitascope.training.auto.messages import describe_choice, format_rough_duration
+from vitascope.training.auto.messages import describe_choice, describe_result
 from vitascope.training.initial_weights import fit_head_by_linear_probe
 
 DEIT = ModelConfig(embed_dim=192, num_heads=3)
@@ -51,6 +54,9 @@ NO_WEIGHTS = WeightsAtHand(origin="none are on this machine")
 FAST, SLOW = MachineFacts("cuda", "H200", 1e14), MachineFacts("cpu", "two cores", 1e11)
 PHOTOS = ImageFacts("photos", (123, 122), (375, 500), 3, validation=0.2)
 TINY_CONFIG = ModelConfig(img_size=8, patch_size=2, in_chans=1, embed_dim=64, depth=2, num_heads=1, num_classes=7)
+
+METRIC_NAMES = ("step", "train_loss", "train_accuracy", "val_loss", "images_seen", "images_per_second", "seconds", "lr")
+METRICS_ROW = {"epoch": 1, "val_accuracy": 0.5} | dict.fromkeys(METRIC_NAMES, 1)
 
 facts = st.builds(
     lambda count, num_classes, side, channels, validation: ImageFacts(
@@ -81,6 +87,8 @@ def test_every_choice_is_a_valid_recipe_with_at_least_ten_steps_an_epoch(images,
     assert choice.reasons["start"] and choice.seconds > 0
     assert resolve_augmentation(recipe.data.augment, "photos", images.num_channels)
     assert (recipe.weights is None) == (choice.start == SCRATCH)
+    assert ("classifier" in choice.reasons) == (choice.start == FINE_TUNING)
+    assert "classifier" not in choice.reasons or recipe.train.head_init == "linear_probe"
 
 
 @given(st.integers(1, 100_000))
@@ -105,7 +113,8 @@ def test_small_photos_are_enlarged_where_that_takes_minutes_and_else_their_patch
     assert estimate_seconds(images, DEIT, SLOW, 5) > MAX_RESIZE_SECONDS > estimate_seconds(images, DEIT, FAST, 5)
     assert (fast.settings["model.img_size"], fast.settings["model.patch_size"]) == (224, 16)
     assert (slow.settings["model.img_size"], slow.settings["model.patch_size"]) == (64, 8)
-    assert "enlarged, 5 passes would take" in slow.reasons["resolution"]
+    assert "not enlarged to 224×224: 5 passes would take" in slow.reasons["resolution"]
+    assert "to enlarge: model.img_size=224 model.patch_size=16" in slow.reasons["resolution"]
     fewer = choose_settings(replace(images, class_counts=(50,) * 10), WEIGHTS, SLOW)
     assert fewer.settings["model.img_size"] == 224 and fewer.seconds <= MAX_RESIZE_SECONDS
     assert "18 instead of 20 passes, to end within 10 minutes" in fewer.reasons["length"]
@@ -177,14 +186,27 @@ def test_a_choice_is_told_in_five_lines_with_the_duration_of_the_final_settings(
     recipe = read_choice(choice)
     lines = describe_choice(PHOTOS, WEIGHTS, SLOW, choice, recipe)
     assert len(lines) == 5 and lines[0].startswith(
-        "Images: 196 for training, 49 for validation; 2 classes of 122 to 123"
+        "Images: 196 images for training, 49 for validation; 2 classes of 122 to 123"
     )
     assert "first the classifier" in lines[2] and "12 steps, batch size 16" in lines[3]
+    tiny = replace(PHOTOS, image_size=(3, 3), counts_are_files=True)
+    lines_of_tiny = describe_choice(tiny, WEIGHTS, SLOW, choice, recipe)
+    assert lines_of_tiny[0].startswith("Images: 196 files for training") and "photos of 3×3 pixels" in lines_of_tiny[5]
+    assert len(describe_choice(replace(tiny, num_channels=1), WEIGHTS, SLOW, choice, recipe)) == 5
     shorter = replace(recipe, train=replace(recipe.train, epochs=1))
     assert describe_choice(PHOTOS, WEIGHTS, SLOW, choice, shorter)[4] != lines[4]
     assert [format_rough_duration(seconds) for seconds in (3, 44, 119, 7000)] == [
         "about 10 seconds", "about 40 seconds", "about 2 minutes", "about 1.9 hours",
     ]  # fmt: skip
+
+
+def test_the_result_counts_the_validation_images_that_could_be_read(tmp_path) -> None:
+    (tmp_path / "machine.json").write_text('{"validation_images": 20}')
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(METRICS_ROW) + "\n")
+    images = replace(PHOTOS, counts_are_files=True, has_test=True)
+    text = describe_result(Run(tmp_path), images)
+    assert images.num_validation == 49 and ", 20 images)" in text
+    assert f"evaluate {tmp_path} --split val," in text and text.endswith(f"at the end: vitascope evaluate {tmp_path}")
 
 
 def write_images(folder: Path, classes: dict[str, int], size: tuple[int, int] = (20, 14), gray: bool = False) -> Path:

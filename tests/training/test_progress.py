@@ -100,3 +100,14 @@ def test_the_caption_and_the_screen_say_that_validation_uses_averaged_weights() 
         assert (sentence in make_curves_title(recipe)) == uses_ema
         assert (f"{sentence}." in (explain_worse_training_metrics(recipe) or "")) == uses_ema
     assert sentence in make_curves_title(read_recipe("cifar10-dino", ["train.ema=0"]))
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(60.0, "Remaining: about 18 minutes"), (1.0, None)])
+def test_without_a_terminal_the_remaining_time_is_printed_after_the_second_epoch(monkeypatch, seconds, text) -> None:
+    """By hand: 18 epochs remain after the second of 20. The slow first epoch is not counted."""
+    clock = iter([0.0, 1000.0, *(1000.0 + seconds * epoch for epoch in range(1, 9))][1:])
+    monkeypatch.setattr(messages.time, "monotonic", lambda: next(clock))
+    output, row = io.StringIO(), {"train_loss": 1.0, "val_accuracy": 0.5, "images_per_second": 100.0}
+    records = iter([EpochRecord({"epoch": epoch} | row) for epoch in (1, 2, 3)])
+    list(messages.show_progress_and_yield_epochs(records, 20, 0, Console(file=output)))
+    assert output.getvalue().count("Remaining") == (text is not None) and (text or "") in output.getvalue()

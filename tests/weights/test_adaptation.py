@@ -231,14 +231,16 @@ def test_a_rejected_size_is_not_offered_again() -> None:
 
 def test_training_says_that_sizes_change() -> None:
     text = format_adaptation_report(adapt(pretrained(), img_size=28, patch_size=4).report)
-    assert "image size 32×32 → 28×28 pixels, patch size 8×8 → 4×4 pixels, from the recipe and your settings" in text
+    assert "image size 32×32 → 28×28 pixels, patch size 8×8 → 4×4 pixels, as set for this run." in text
     assert "To keep the weights' own sizes, add model.img_size=32 model.patch_size=8." in text
     assert "To see how much information this loses: vitascope adapt " in text and "relative error" not in text
     same_patch = format_adaptation_report(adapt(pretrained(), img_size=40).report)
     assert "image size 32×32 → 40×40 pixels, patch size unchanged (8×8 pixels)" in same_patch
     assert "To keep the weights' own size, add model.img_size=32." in same_patch
     assert "pos_embed: resampled for the grid of patches 4×4 → 7×7" in text
-    assert "image size" not in format_adaptation_report(adapt(pretrained(), num_classes=3).report)
+    new_head = format_adaptation_report(adapt(pretrained(), num_classes=3).report)
+    assert "image size" not in new_head
+    assert "note: head replaced" in new_head and "dropped: " not in new_head and "new: " not in new_head
 
 
 def test_training_warns_of_more_tokens_than_the_weights_have() -> None:

@@ -102,7 +102,8 @@ class SplitSummary:
             text += f"; statistics and duplicates after resizing to {format_size_with_note(resized)}"
         if self.grayscale_files:
             files = "all" if self.grayscale_files == self.images else f"{self.grayscale_files:,} of the"
-            text += f"; {files} files are grayscale and are read as {self.channels} equal channels"
+            verb = "is" if self.grayscale_files == 1 < self.images else "are"
+            text += f"; {files} files {verb} grayscale and {verb} read as {self.channels} equal channels"
         return text
 
 

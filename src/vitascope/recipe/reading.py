@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.choices import OBJECTIVE_SECTIONS
+from vitascope.recipe.missing_path import explain_missing_path
 from vitascope.recipe.old_settings import convert_old_settings, has_renamed_settings, reject_outdated_settings
 from vitascope.recipe.plain_yaml import check_override_is_plain, read_plain_yaml
 from vitascope.recipe.schema import (
@@ -90,8 +91,8 @@ def get_recipe_path(name_or_path: str) -> Path:
                 "To train on images, give their folder, with one subfolder per class, or an .npz file."
             )
         return Path(name_or_path)
-    if suffix in RECIPE_SUFFIXES:
-        raise UserError(f"There is no recipe file '{name_or_path}'.")
+    if message := explain_missing_path(name_or_path, RECIPE_SUFFIXES):
+        raise UserError(message)
     raise UserError(
         f"There is no recipe '{name_or_path}'. {suggest_choice(name_or_path, list_recipe_names())} "
         "A path to a .yaml file works too; train also accepts a folder of images, an .npz file and data:NAME."

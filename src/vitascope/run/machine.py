@@ -51,6 +51,7 @@ class RunMachineInfo(MachineInfo):
     data_hash: str
     whole_data_hash: NotRequired[str | None]
     training_images: NotRequired[int]
+    validation_images: NotRequired[int]
     resumed: NotRequired[list[MachineInfo]]
     wall_seconds: NotRequired[float]
 

@@ -48,6 +48,7 @@ def keep_valid_machine_fields(content: dict[str, Any]) -> RunMachineInfo:
         "data_hash": lambda value: isinstance(value, str),
         "whole_data_hash": lambda value: value is None or isinstance(value, str),
         "training_images": lambda value: is_finite_number(value) and value >= 1,
+        "validation_images": lambda value: is_finite_number(value) and value >= 0,
         "resumed": lambda value: isinstance(value, list) and all(map(_is_machine_info, value)),
         "wall_seconds": lambda value: is_finite_number(value) and value >= 0,
     }

@@ -25,7 +25,7 @@ from vitascope.recipe.schema import Recipe, format_value_for_command_line
 from vitascope.run.directory import is_run_folder, open_run_or_newest
 from vitascope.shapes import Patches
 from vitascope.training.objectives.feature_metrics import fit_linear_probe
-from vitascope.weights.adaptation import SETTINGS_WITHOUT_WEIGHTS, AdaptedModel, adapt
+from vitascope.weights.adaptation import CLASSIFIER_WEIGHT_NAMES, SETTINGS_WITHOUT_WEIGHTS, AdaptedModel, adapt
 from vitascope.weights.adaptation_report import ADAPTABLE_SETTINGS, AdaptationReport, TensorChange
 from vitascope.weights.files import WEIGHTS_SUFFIXES
 from vitascope.weights.pretrained import MODEL_PREFIXES, read_pretrained_model
@@ -84,11 +84,12 @@ def format_adaptation_report(report: AdaptationReport) -> str:
         settings = [f"{name}={format_value_for_command_line(value)}" for name, value in report.settings.items()]
         command = shlex.join(["vitascope", "adapt", report.weights, *settings])
         lines.append(f"  To see how much information this loses: {command}")
-    if report.dropped:
-        lines.append(f"  dropped: {', '.join(report.dropped)}")
-    if report.new:
-        lines.append(f"  new: {', '.join(report.new)}")
-    lines += [f"  assumed: {text}" for text in report.assumed] + [f"  note: {text}" for text in report.notes]
+    is_head_replaced = any(note.startswith("head replaced") for note in report.notes)  # the note says all about it
+    for label, names in (("dropped", report.dropped), ("new", report.new)):
+        if names := [name for name in names if not (is_head_replaced and name in CLASSIFIER_WEIGHT_NAMES)]:
+            lines.append(f"  {label}: {', '.join(names)}")
+    lines += [f"  assumed: {'; '.join(report.assumed)}"] if report.assumed else []
+    lines += [f"  note: {text}" for text in report.notes]
     return "\n".join(lines)
 
 
@@ -110,9 +111,7 @@ def _describe_size_changes(report: AdaptationReport) -> str:
         if [rows, columns] != after
     ]
     kept = "sizes" if len(own) > 1 else "size"
-    return (
-        f"{', '.join(texts)}, from the recipe and your settings. To keep the weights' own {kept}, add {' '.join(own)}."
-    )
+    return f"{', '.join(texts)}, as set for this run. To keep the weights' own {kept}, add {' '.join(own)}."
 
 
 def _describe_token_grid(report: AdaptationReport) -> str:

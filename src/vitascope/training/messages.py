@@ -17,7 +17,7 @@ from vitascope.data.open_data import TrainingData
 from vitascope.data.sources.folder import image_file_has_colour, read_image_size
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
-from vitascope.number_format import format_percent
+from vitascope.number_format import format_percent, format_rough_duration
 from vitascope.recipe.choices import complete_augmentation_for_objective, load_objective
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.recipe.schema import Recipe, format_value_for_command_line
@@ -30,16 +30,16 @@ MAX_LEFT_OUT_FRACTION = 0.05  # of the images of an epoch: if it would be more, 
 
 def describe_image_file_conversion(file: Path, model: ModelConfig) -> str | None:
     """Describe how the images of a folder are resized and converted, judged by one of them; None if they are not."""
-    parts, to_grey = [], model.in_chans == 1 and image_file_has_colour(file)
+    parts, to_gray = [], model.in_chans == 1 and image_file_has_colour(file)
     before, after = ("×".join(map(str, size)) for size in (read_image_size(file), model.image_shape))
     if before != after:
         setting = f"model.img_size={format_value_for_command_line(model.img_size)}"
         parts.append(f"resized from {before} (size of the first image) to {after} ({setting})")
-    if to_grey:
+    if to_gray:
         parts.append("converted from colour to grayscale (model.in_chans=1)")
     if not parts:
         return None
-    return f"Images are {' and '.join(parts)}.{' To keep colours, set model.in_chans=3.' if to_grey else ''}"
+    return f"Images are {' and '.join(parts)}.{' To keep colours, set model.in_chans=3.' if to_gray else ''}"
 
 
 def describe_image_shape(shape: tuple[int, ...]) -> str:
@@ -166,18 +166,24 @@ def format_training_summary(run: Run, data: TrainingData, *, suggest_evaluation:
         accuracy = format_percent(last["val_accuracy"], 2)
         text += f", {metric} {accuracy} ({format_count(len(data.validation), 'image')}, last epoch"
         precision = run.training_precision
-        text += f", computed in {precision})" if precision not in (None, "float32") else ")"
+        text += f", trained and validated in {precision})" if precision not in (None, "float32") else ")"
     text += f"\nCurves: {run.get_path('curves.png')}"
     if not suggest_evaluation:
         return text
     has_test = "test" in data.source.split_names
-    purpose = "To measure the test accuracy, run:" if has_test else "There are no test images. For more metrics, run:"
-    end = "" if has_test else " --split val" if "val_accuracy" in last else " --split train"
-    return f"{text}\n{purpose} vitascope evaluate {run.path}{end}"
+    purpose = "For more metrics, run:" if has_test else "There are no test images. For more metrics, run:"
+    end = " --split val" if "val_accuracy" in last else "" if has_test else " --split train"
+    text += f"\n{purpose} vitascope evaluate {run.path}{end}"
+    return (
+        f"{text}\nTo measure the test accuracy, once, at the end: vitascope evaluate {run.path}"
+        if has_test and end
+        else text
+    )
 
 
 LONG_RUN_SECONDS = 3600.0  # seconds; a longer run prints its estimated duration
 ESTIMATE_AFTER_SECONDS = 10.0  # seconds of training for the estimate
+SHOWN_SECONDS_LEFT = 30.0  # seconds; a shorter rest of the run is not announced
 WIDE_TERMINAL = 120  # columns; a narrower terminal shows a short line, so that the remaining time is visible
 ACCURACY_LABELS = {"train_accuracy": "train acc", "knn_accuracy": "k-NN", "val_accuracy": "val acc"}
 SHORT_ACCURACY_LABELS = {"train_accuracy": "train", "knn_accuracy": "k-NN", "val_accuracy": "val"}
@@ -259,13 +265,17 @@ def _yield_records_printing_new_alarms(
 def _yield_epochs_printing_throttled_lines(
     records: Iterator[StepProgress | EpochRecord], num_epochs: int, console: Console
 ) -> Iterator[EpochRecord]:
-    """Print one line per epoch, at most two per second."""
-    last = 0.0
+    """Print one line per epoch, at most two per second; after the second epoch, the remaining time."""
+    last, ends = 0.0, list[float]()
     for record in records:
         if isinstance(record, EpochRecord):
-            if record.metrics["epoch"] == num_epochs or time.monotonic() - last > 0.5:
+            ends.append(time.monotonic())
+            if record.metrics["epoch"] == num_epochs or ends[-1] - last > 0.5:
                 console.print(format_epoch_line(record.metrics, num_epochs), highlight=False, soft_wrap=True)
-                last = time.monotonic()
+                last = ends[-1]
+            left = (num_epochs - record.metrics["epoch"]) * (ends[-1] - ends[0])
+            if len(ends) == 2 and left >= SHOWN_SECONDS_LEFT:
+                console.print(f"Remaining: {format_rough_duration(left)}, at the speed of this epoch", highlight=False)
             yield record
 
 

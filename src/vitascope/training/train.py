@@ -279,6 +279,7 @@ def _collect_or_extend_machine_info(run: Run, state: TrainState) -> dict[str, An
         "data_hash": state.input_fingerprints["data"],
         "whole_data_hash": state.data.full_train_fingerprint,
         "training_images": len(state.data.train),
+        "validation_images": 0 if state.data.validation is None else len(state.data.validation),
     }
 
 

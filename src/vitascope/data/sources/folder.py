@@ -70,8 +70,9 @@ def open_image_folder(
     classes = sorted(entry.name for entry in _list_class_folders(folders["train"]))
     if len(classes) < min_classes:
         required = "at least two class folders" if min_classes == 2 else "at least one class folder"
+        contents = ", ".join(classes) if classes else _describe_folder_without_classes(folders["train"])
         hint = _suggest_inner_folder(folders["train"]) if classes else " If a table has the classes, set data.labels."
-        raise UserError(f"{folders['train']} needs {required}; it has {', '.join(classes) or 'none'}.{hint}")
+        raise UserError(f"{folders['train']} needs {required}; it has {contents}.{hint}")
     if unprintable := next((name for name in classes if not name.isprintable()), None):
         raise UserError(f"The class folder {unprintable!r} has a control character in its name. Rename the folder.")
     for split, folder in folders.items():
@@ -202,6 +203,12 @@ def _find_split_folder(path: Path, folder_names: tuple[str, ...]) -> Path | None
     return next((folder for folder in folders if any(_list_class_folders(folder))), None)
 
 
+def _describe_folder_without_classes(path: Path) -> str:
+    """Return 'nothing', or the number of files that are in no class folder."""
+    count = sum(entry.is_file() and _may_be_image(entry.name) for entry in path.iterdir())
+    return f"{format_count(count, 'file')}, but no class folder" if count else "no images and no class folder"
+
+
 def _suggest_inner_folder(path: Path) -> str:
     """Suggest the folder with the class folders if it is wrapped in others, as in photos/photos/CLASS; else nothing."""
     inner, train_folder = path, None
@@ -215,8 +222,8 @@ def _suggest_inner_folder(path: Path) -> str:
     names = ", ".join(folder.name for folder in subfolders[:3]) + (", …" if len(subfolders) > 3 else "")
     level, name = format_count(len(inner.parts) - len(path.parts), "level"), shlex.quote(str(inner))
     return (
-        f" The class folders ({names}) are {level} down: use data.name={name}, and see what is there with: "
-        f"vitascope data describe {name}"
+        f" The class folders ({names}) are {level} down: give {name} instead (vitascope train {name}, or with a "
+        f"recipe data.name={name}), and see what is there with: vitascope data describe {name}"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from vitascope.model.anatomy import count_forward_flops_per_image
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import list_recipe_names, read_recipe
-from vitascope.recipe.schema import find_non_default_settings, flatten_sections
+from vitascope.recipe.schema import find_non_default_settings, flatten_sections, format_value_for_command_line
 from vitascope.training.auto.find_weights import WeightsAtHand
 from vitascope.training.auto.image_facts import ImageFacts
 
@@ -127,7 +127,8 @@ def _choose_pretrained(images: ImageFacts, weights: WeightsAtHand, machine: Mach
     reasons = {
         "start": start_reason,
         **reasons,
-        **_explain_batch_rate_and_head_init(images, batch_size, passes_per_epoch),
+        **_explain_batch_and_rate(images, batch_size, passes_per_epoch),
+        "classifier": "starts as a linear probe, so that the first steps do not distort the features",
     }
     return Choice(FINE_TUNING, settings, reasons, passes * seconds_per_pass + probe_seconds)
 
@@ -168,10 +169,14 @@ def _choose_resolution(images: ImageFacts, own_model: ModelConfig, machine: Mach
         return _Resolution(own_model, f"the weights' own, because {side} pixels would need as many patches")
     seconds = estimate_seconds(images, own_model, machine, MIN_RESIZED_PASSES)
     if seconds <= MAX_RESIZE_SECONDS:
-        reason = f"the weights' own: enlarging photos of {side} pixels is more accurate than other patches"
+        reason = f"the weights' own: photos are enlarged from {side} pixels instead of making the patches smaller"
         return _Resolution(own_model, reason, MAX_RESIZE_SECONDS)
-    minutes = f"{MIN_RESIZED_PASSES} passes would take {seconds / 60:.0f} minutes"
-    return _Resolution(adapted, f"patches adapted to photos of {side} pixels: enlarged, {minutes}")
+    own_sides, limit = "×".join(map(str, own_model.image_shape)), f"limit {MAX_RESIZE_SECONDS / 60:.0f}"
+    minutes = f"{MIN_RESIZED_PASSES} passes would take {seconds / 60:.0f} minutes at the speed measured now, {limit}"
+    own_settings = " ".join(
+        f"model.{name}={format_value_for_command_line(getattr(own_model, name))}" for name in ("img_size", "patch_size")
+    )
+    return _Resolution(adapted, f"not enlarged to {own_sides}: {minutes}; to enlarge: {own_settings}")
 
 
 def adapt_resolution(model: ModelConfig, side: int) -> ModelConfig:
@@ -198,12 +203,11 @@ def _choose_augmentation(images: ImageFacts) -> dict[str, Any]:
     return mixing | {"data.augment.flip": 0.5, "data.augment.shift": 0, "data.augment.crop_scale": [0.5, 1.0]}
 
 
-def _explain_batch_rate_and_head_init(images: ImageFacts, batch_size: int, passes_per_epoch: int) -> dict[str, str]:
+def _explain_batch_and_rate(images: ImageFacts, batch_size: int, passes_per_epoch: int) -> dict[str, str]:
     steps = images.num_images_after_holdout * passes_per_epoch // batch_size
     return {
         "batch size": f"{steps} steps per epoch (at least {MIN_STEPS_PER_EPOCH})",
         "learning rate": "grows with the square root of the batch size, and is smaller for wider models",
-        "classifier": "starts as a linear probe, so that the first steps do not distort the features",
     }
 
 
@@ -231,7 +235,7 @@ def _choose_from_scratch(images: ImageFacts, machine: MachineFacts, reason: str)
     if images.num_images_after_holdout // batch_size < MIN_STEPS_PER_EPOCH:
         batch_size = choose_batch_size(images.num_images_after_holdout)
     passes_per_epoch = choose_passes_per_epoch(images.num_images_after_holdout, batch_size)
-    reasons |= _explain_batch_rate_and_head_init(images, batch_size, passes_per_epoch)
+    reasons |= _explain_batch_and_rate(images, batch_size, passes_per_epoch)
     lr_scale = math.sqrt(batch_size / base.train.batch_size)
     changes = {name: value for name, value in vars(model).items() if value != getattr(base.model, name)}
     settings = flatten_sections(find_non_default_settings(base)) | {

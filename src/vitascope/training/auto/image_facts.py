@@ -34,6 +34,7 @@ class ImageFacts:
     validation: float = 0.1  # data.validation
     fraction: float = 1.0  # data.fraction
     has_default_augmentation: bool = False  # a published data set, whose augmentation is known
+    counts_are_files: bool = False  # some of the counted files may turn out to be unreadable
 
     @property
     def num_classes(self) -> int:
@@ -78,6 +79,7 @@ def collect_image_facts(config: DataConfig, *, is_validation_given: bool) -> Ima
         validation=config.validation,
         fraction=config.fraction,
         has_default_augmentation=config.name in POLICIES,
+        counts_are_files=paths is not None,
     )
     if not is_validation_given and not facts.num_own_validation and sum(facts.class_counts) < FEW_IMAGES:
         return replace(facts, validation=FEW_IMAGES_VALIDATION)

@@ -5,7 +5,7 @@ from pathlib import Path
 from vitascope.errors import format_count
 from vitascope.inference.scoring import wilson_interval
 from vitascope.model.anatomy import count_forward_flops_per_image
-from vitascope.number_format import format_percent
+from vitascope.number_format import format_percent, format_rough_duration
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
 from vitascope.training.auto.choose_settings import FINE_TUNING, Choice, MachineFacts
@@ -13,6 +13,7 @@ from vitascope.training.auto.find_weights import WeightsAtHand
 from vitascope.training.auto.image_facts import ImageFacts
 
 CHOSEN_FILE = "chosen.yaml"
+MAX_TINY_PHOTO_SIDE = 8  # pixels; of colour images up to this size a warning is printed
 START_SECONDS = {"cpu": 3.0, "cuda": 25.0}  # before the first step; on CUDA with the capture of the step
 
 
@@ -31,17 +32,28 @@ def estimate_run_seconds(recipe: Recipe, images: ImageFacts, machine: MachineFac
 def describe_choice(
     images: ImageFacts, weights: WeightsAtHand, machine: MachineFacts, choice: Choice, recipe: Recipe
 ) -> list[str]:
-    """Return five lines: images, weights, choice, settings, expected duration."""
+    """Return five lines: images, weights, choice, settings, expected duration; and a warning about tiny photos."""
     start, reasons, seconds = choice.start, choice.reasons, estimate_run_seconds(recipe, images, machine)
     if start == FINE_TUNING and recipe.train.head_init == "linear_probe":
         start = "fine-tuning, first the classifier (linear probe), then all weights"
-    duration = f"{format_rough_duration(seconds)} on {machine.name}"
+    duration = f"{format_rough_duration(seconds)} on {machine.name}, at the speed measured now"
     return [
         f"Images: {_describe_images(images)}",
         f"Weights: {_describe_weights(weights)}",
         f"Choice: {start}, because {reasons['start']}",
         f"Settings: {_describe_settings(images, choice, recipe)}",
         f"Expected duration: {duration}" + (f" ({reasons['length']})" if "length" in reasons else ""),
+        *_warn_of_tiny_photos(images),
+    ]
+
+
+def _warn_of_tiny_photos(images: ImageFacts) -> list[str]:
+    """Warn of colour images of at most 8 pixels. Gray symbols of this size can be recognised (recipe digits)."""
+    if images.num_channels == 1 or images.short_side > MAX_TINY_PHOTO_SIDE:
+        return []
+    size = "×".join(map(str, images.image_size))
+    return [
+        f"Warning: photos of {size} pixels contain very little information. Check that these are the original files."
     ]
 
 
@@ -49,7 +61,9 @@ def _describe_weights(weights: WeightsAtHand) -> str:
     if not weights.ref:
         return f"none; {weights.origin}"
     size = "×".join(map(str, weights.model.image_shape))
-    millions = f"{weights.num_parameters / 1e6:.1f} M parameters"
+    num_classes = weights.model.num_classes
+    classifier = f" with the classifier of {num_classes:,} classes"
+    millions = f"{weights.num_parameters / 1e6:.1f} M parameters{classifier if num_classes else ''}"
     return f"{Path(weights.ref).name} ({weights.origin}), {millions}, {size} pixels"
 
 
@@ -58,10 +72,10 @@ def _describe_images(images: ImageFacts) -> str:
     counts = sorted({min(images.class_counts), max(images.class_counts)})
     per_class = " to ".join(f"{count:,}" for count in counts)
     colours = "gray" if images.num_channels == 1 else "colour"
-    size = "×".join(map(str, images.image_size))
+    size, noun = "×".join(map(str, images.image_size)), "file" if images.counts_are_files else "image"
     return (
-        f"{images.num_images_after_holdout:,} for training, {held_out}; "
-        f"{images.num_classes} classes of {per_class} images; {colours}, {size} pixels (height × width, median)"
+        f"{format_count(images.num_images_after_holdout, noun)} for training, {held_out}; "
+        f"{images.num_classes} classes of {per_class} {noun}s; {colours}, {size} pixels (height × width, median)"
     )
 
 
@@ -72,25 +86,18 @@ def _describe_settings(images: ImageFacts, choice: Choice, recipe: Recipe) -> st
         * recipe.data.passes_per_epoch
         // min(train.batch_size, images.num_images_after_holdout)
     )
+    num_passes = train.epochs * recipe.data.passes_per_epoch
+    passes = f" ({num_passes:,} passes over the images)" if recipe.data.passes_per_epoch > 1 else ""
     why_size = f" ({choice.reasons['resolution']})" if "resolution" in choice.reasons else ""
     return (
-        f"{size} pixels{why_size}, {format_count(train.epochs, 'epoch')} of {format_count(steps, 'step')}, "
+        f"{size} pixels{why_size}, {format_count(train.epochs, 'epoch')} of {format_count(steps, 'step')}{passes}, "
         f"batch size {train.batch_size}, learning rate {train.lr:g}"
     )
 
 
-def format_rough_duration(seconds: float) -> str:
-    """Return a duration as text: about 40 seconds, about 2 minutes, about 1.5 hours."""
-    if seconds < 90:
-        return f"about {max(10, round(seconds, -1)):.0f} seconds"
-    if seconds < 5400:
-        return f"about {format_count(max(2, round(seconds / 60)), 'minute')}"
-    return f"about {seconds / 3600:.1f} hours"
-
-
 def describe_result(run: Run, images: ImageFacts) -> str:
     """Return the validation accuracy with its interval and number of images, and the next command."""
-    rows, num_images = run.metrics, images.num_validation
+    rows, num_images = run.metrics, run.machine.get("validation_images", images.num_validation)
     lines = []
     if rows and "val_accuracy" in rows[-1] and num_images:
         accuracy = rows[-1]["val_accuracy"]
@@ -100,7 +107,11 @@ def describe_result(run: Run, images: ImageFacts) -> str:
         lines.append(
             f"Validation accuracy: {format_percent(accuracy)} (95 % confidence interval {interval}, {images_text})"
         )
-    split = "" if images.has_test else " --split val" if lines else " --split train"
+    split = " --split val" if lines else "" if images.has_test else " --split train"
+    test = f". For the test accuracy, once, at the end: vitascope evaluate {run.path}"
     lines.append(f"Settings: {run.get_path(CHOSEN_FILE)}")
-    lines.append(f"Next: vitascope evaluate {run.path}{split}, or vitascope predict {run.path} PHOTO")
+    lines.append(
+        f"Next: vitascope evaluate {run.path}{split}, or vitascope predict {run.path} PHOTO"
+        f"{test if images.has_test and split else ''}"
+    )
     return "\n".join(lines)

@@ -26,7 +26,7 @@ from vitascope.training.optim.schedule import ScheduleValues
 
 EPS = 1e-6
 CAPTION = (
-    "{} of the patches are masked (grey). The encoder gets the visible patches; the decoder reconstructs the "
+    "{} of the patches are masked (gray). The encoder gets the visible patches; the decoder reconstructs the "
     "masked ones."
 )
 NORM_PIX_CAPTION = (

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vitascope.training.state import TrainState
 
 CAPTION = (
-    "{} of the patches are masked (grey). The encoder gets a mask token for each of them, and a linear layer "
+    "{} of the patches are masked (gray). The encoder gets a mask token for each of them, and a linear layer "
     "predicts their pixels. In the last row, the visible patches are copied from the image."
 )
 

@@ -228,9 +228,9 @@ def test_predict_tells_how_to_calibrate_and_then_that_it_is_calibrated(vitascope
     )
     answer = vitascope("evaluate", "runs/digits", "--split", "val", "--quick", "--target-error", "0.5")
     assert "predict uses temperature" in answer.out and "fitted on 90 validation images" in answer.out
-    assert "answered, error rate" in answer.out and "chosen on the 90 validation images" in answer.out
+    assert " of 90 images answered (" in answer.out and "chosen on the 90 validation images" in answer.out
     second, unscaled = vitascope(*command), vitascope(*command, "--temperature", "1")
-    assert second.err.count("\n") == 1 and "--temperature 1 omits this" in second.err and not unscaled.err
+    assert second.err.count("\n") == 1 and "--temperature 1 switches this off" in second.err and not unscaled.err
     told = [json.loads(answer.out) for answer in (first, second, unscaled)]
     assert told[0] == told[2] and {item["temperature"] for item in told[0]} == {1.0}
     assert [item["class"] for item in told[0]] == [item["class"] for item in told[1]]
@@ -239,7 +239,7 @@ def test_predict_tells_how_to_calibrate_and_then_that_it_is_calibrated(vitascope
     for command in (("embed", "runs/digits", "photos", "--out", "f.npz"), ("similar", "runs/digits", "photos/0.png")):
         assert "Note: Logits are divided by the run's temperature" in vitascope(*command).err
     easy = vitascope("evaluate", "runs/digits", "--split", "val", "--quick", "--target-error", "0.99").out
-    assert "no threshold is needed, chosen on the 90 validation images: 100.0 % answered" in easy
+    assert "no threshold is needed, chosen on the 90 validation images: 90 of 90 images answered (100.0 %)" in easy
     evaluation = package.open_model(photos).evaluate("val")
     suggestion = replace(evaluation.coverage.suggestion, row=None)
     unreachable = replace(evaluation, coverage=replace(evaluation.coverage, suggestion=suggestion))

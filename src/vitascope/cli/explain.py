@@ -196,8 +196,8 @@ def _print_predictions_faithfulness_and_files(
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:])))
     print(
         "AUC: area under the curve of the explained class's probability while patches are changed, most important\n"
-        "first (↓ lower is better, ↑ higher is better). Deletion: patches turn grey (the mean of the training images,\n"
-        "0 after normalisation). Insertion: patches of a blurred image are restored. Insertion − deletion: higher is\n"
+        "first (↓ lower is better, ↑ higher is better). Deletion: patches turn grey (0 after normalisation:\n"
+        "the mean that it subtracts). Insertion: patches of a blurred image are restored. Insertion − deletion: higher is\n"
         "better. Even a random order can score above 0, so compare each method with the row 'random', on many images."
     )
     if sampling_text := describe_curve_sampling(num_patches):

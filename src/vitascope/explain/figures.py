@@ -208,8 +208,8 @@ def _write_logit_lens_figures(
             for block, block_probabilities in enumerate(probabilities)
         }
         text = (
-            f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this patch's "
-            f"token. Before block 1, a token holds only its {describe_tokens_before_first_block(inputs.model)}, "
+            f"Logit lens: the probability of '{subject.classes[target]}' if the classifier is applied to this patch's "
+            f"token instead of {trained_on}. Before block 1, a token holds only its {describe_tokens_before_first_block(inputs.model)}, "
             f"because attention comes later. The classifier was trained only on {trained_on} after the last block, so "
             "values at patches and earlier blocks are approximate. Each panel has its own scale."
         )
@@ -232,18 +232,15 @@ def _write_faithfulness_figure(
     num_images = len(inputs.images)
     images_text = "One image" if num_images == 1 else f"Mean over {num_images} images"
     text = (
-        f"{images_text}, with the area under each curve (AUC). Left: patches are made grey (the mean of the training "
-        "images), most important first. Right: patches of a blurred image are restored in the same order. For a "
+        f"{images_text}, with the area under each curve (AUC). Left: patches are made grey (0 after "
+        "normalisation), most important first. Right: patches of a blurred image are restored in the same order. For a "
         "faithful method, both curves change faster than for a random order."
     )
     if sampling_text := describe_curve_sampling(inputs.layout.num_patches):
         text += f" {sampling_text}"
-    deletion = {
-        get_method_label(method): curves.deletion.mean(0).numpy() for method, curves in curves_by_method.items()
-    }
-    insertion = {
-        get_method_label(method): curves.insertion.mean(0).numpy() for method, curves in curves_by_method.items()
-    }
+    means = {get_method_label(method): curves for method, curves in curves_by_method.items()}
+    deletion = {label: curves.deletion.mean(0).numpy() for label, curves in means.items()}
+    insertion = {label: curves.insertion.mean(0).numpy() for label, curves in means.items()}
     figure = draw_deletion_and_insertion(deletion, insertion, [get_method_label(name) for name in METHODS], text)
     return save_png_and_svg(figure, output_folder / "faithfulness")
 
@@ -278,9 +275,9 @@ def _format_attention_caption(
     prefix_text = f" Attention to the {layout.prefix_name} is not shown." if layout.num_prefix_tokens else ""
     uniform = 1 / (layout.num_prefix_tokens + layout.num_patches)
     return (
-        f"{subject_text}, by block and head. Each block (row) has its own scale from 0; its maximum is at the end of "
-        f"the row. It is the block's largest value, or twice uniform attention ({2 * uniform:.3g}) if that is "
-        f"larger. Uniform attention would be {uniform:.3g}.{prefix_text}"
+        f"{subject_text}, by block and head. Each row has its own colour scale, from 0 to the number at its end: "
+        f"the block's largest value, at least {2 * uniform:.3g} (twice uniform attention). "
+        f"Uniform attention would be {uniform:.3g}.{prefix_text}"
     )
 
 

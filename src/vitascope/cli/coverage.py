@@ -64,15 +64,15 @@ def describe_suggested_threshold(evaluation: Evaluation) -> str:
 
 
 def _describe_reliability(suggestion: SuggestedThreshold) -> str:
-    """Say if the threshold rests on too few images, and which other targets would give it; empty, or ends in a space."""
+    """Say if the threshold rests on too few images, and which targets would give it; empty, or ends in a space."""
     text, row, error_below = "", suggestion.row, suggestion.min_error_below
     if row and suggestion.is_from_too_few_images:
         text += f"{row.answered:,} of {suggestion.images:,} images answered: too few to rely on. "
     elif row and 1 - row.interval.low > suggestion.target_error:
         text += "The interval includes error rates above the target. "
     if error_below is not None and error_below > suggestion.target_error + 0.01:
-        text += f"All lower thresholds have error rates of at least {format_percent(error_below, 2)}, so every target below "
-        text += "that gives this threshold or a higher one. "
+        text += f"All lower thresholds have error rates of at least {format_percent(error_below, 2)}, so every target "
+        text += "below that gives this threshold or a higher one. "
     return text
 
 
@@ -81,6 +81,7 @@ def _format_coverage_and_error(row: CoverageRow, num_images: int) -> str:
         return "no image is answered"
     low, high = 1 - row.interval.high, 1 - row.interval.low
     return (
-        f"{row.answered:,} of {num_images:,} images answered ({format_percent(row.coverage)}), error rate {format_percent(1 - row.accuracy, 2)} "
+        f"{row.answered:,} of {num_images:,} images answered ({format_percent(row.coverage)}), "
+        f"error rate {format_percent(1 - row.accuracy, 2)} "
         f"(95 % confidence interval {format_percent(low, 2)} to {format_percent(high, 2)})"
     )

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from vitascope.draw.curves import draw_learning_curves, draw_run_comparison
-from vitascope.draw.evaluation import draw_confusion_matrix
+from vitascope.draw.evaluation import CoveragePoint, draw_confusion_matrix, draw_coverage_curve
 from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_image_tiles
 from vitascope.draw.style import wrap_text
@@ -109,3 +109,17 @@ def test_the_loss_axis_names_the_loss() -> None:
         .get_ylabel()
     )
     assert compared == "cross-entropy\nor mean squared error on the masked patches"
+
+
+def test_white_cells_of_the_confusion_matrix_are_explained() -> None:
+    few, many = np.array([[2, 0], [1, 3]]), np.array([[9999, 1], [0, 10]])
+    assert "White: 0." in draw_confusion_matrix(few, ["a", "b"], "").get_supxlabel().replace("\n", " ")
+    assert "White: less than 0.05 %." in draw_confusion_matrix(many, ["a", "b"], "").get_supxlabel().replace("\n", " ")
+
+
+def test_close_points_of_the_coverage_curve_have_their_thresholds_and_equal_ones_a_range() -> None:
+    points = [
+        CoveragePoint(*row, (0.0, 1.0)) for row in ((0, 1, 0.5), (0.8, 0.067, 0.5), (0.89, 0.013, 1), (0.9, 0.013, 1))
+    ]
+    figure = draw_coverage_curve(points, [0, 0.8, 0.89, 0.9], 0.89, "")
+    assert {text.get_text() for text in figure.axes[0].texts} == {"0", "0.8", "0.89–0.9"}

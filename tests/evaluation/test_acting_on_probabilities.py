@@ -16,10 +16,19 @@ from torch.nn import functional as F
 import vitascope as package
 from tests.training.tiny import TINY, shared_run, tiny_run
 from vitascope import UserError
-from vitascope.cli.coverage import describe_suggested_threshold
+from vitascope.cli.coverage import _describe_reliability, describe_suggested_threshold
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.draw.explanation import draw_heat_maps_over_image
-from vitascope.evaluation.coverage import TABLE_THRESHOLDS, THRESHOLDS, compute_coverage_rows, find_lowest_threshold
+from vitascope.evaluation.calibration import wilson_interval
+from vitascope.evaluation.coverage import (
+    TABLE_THRESHOLDS,
+    THRESHOLDS,
+    CoverageRow,
+    SuggestedThreshold,
+    compute_coverage_rows,
+    find_lowest_threshold,
+    find_min_error_below,
+)
 from vitascope.evaluation.embedding import predict_with_features
 from vitascope.evaluation.figures import draw_evaluation_figures
 from vitascope.explain.report import evaluate_and_write_html_report
@@ -74,6 +83,42 @@ def test_the_coverage_of_a_worked_example() -> None:
     assert by_threshold[0.9] == (1, 1.0) and by_threshold[0.99] == (0, None)
     assert find_lowest_threshold(rows, 0.25) == rows[0] and find_lowest_threshold(rows, 0.1).threshold == 0.81
     assert find_lowest_threshold(compute_coverage_rows(logits, torch.ones(4, dtype=torch.long), 1.0), 0.1) is None
+
+
+@pytest.mark.parametrize(
+    ("answered", "target", "too_few"),
+    [(1, 0.02, True), (188, 0.02, True), (189, 0.02, False), (72, 0.05, True), (73, 0.05, False), (19, 0.9, True)],
+)
+def test_a_threshold_is_called_unreliable_if_even_no_error_could_not_support_the_target(
+    answered, target, too_few
+) -> None:
+    row = CoverageRow(0.89, answered, answered / 1000, 1.0, wilson_interval(answered, answered))
+    suggestion = SuggestedThreshold(target, "val", 1000, row, min_error_below=0.95)
+    text = _describe_reliability(suggestion)
+    assert suggestion.is_from_too_few_images is too_few
+    assert (f"{answered} of 1,000 images answered: too few to rely on. " in text) is too_few
+    assert ("All lower thresholds have error rates of at least 95.00 %, so every target below" in text) is (
+        target < 0.9
+    )
+
+
+def test_the_smallest_error_rate_of_lower_thresholds_bounds_the_targets_with_the_same_suggestion() -> None:
+    logits, labels = torch.tensor([[2.0, 0], [1, 0], [0.8, 0], [0.1, 0]]), torch.tensor([0, 1, 0, 1])
+    rows = compute_coverage_rows(logits, labels, 1.0)
+    chosen = find_lowest_threshold(rows, 0.02)
+    assert (chosen.threshold, chosen.answered) == (0.74, 1) and find_min_error_below(rows, 0) is None
+    below = find_min_error_below(rows, chosen.threshold)
+    assert below == pytest.approx(1 / 3), "three images are answered, of which one is wrong"
+    assert find_lowest_threshold(rows, 0.33) == chosen != find_lowest_threshold(rows, 0.34)
+
+
+def test_predict_counts_the_files_that_it_ignores(vitascope, photos, tmp_path) -> None:
+    quiet = vitascope("predict", "runs/digits", "photos", "--csv", "--temperature", "1")
+    for name in ("notes.txt", "labels.CSV", ".hidden.txt"):
+        (tmp_path / "photos" / name).write_text("not an image")
+    answer = vitascope("predict", "runs/digits", "photos", "--csv", "--temperature", "1")
+    assert quiet.err == "" and answer.out == quiet.out
+    assert answer.err == "Note: 2 files of other types are ignored (.csv, .txt).\n"
 
 
 def test_evaluate_stores_the_validation_temperature_and_predict_applies_it(run) -> None:
@@ -228,9 +273,9 @@ def test_predict_tells_how_to_calibrate_and_then_that_it_is_calibrated(vitascope
     )
     answer = vitascope("evaluate", "runs/digits", "--split", "val", "--quick", "--target-error", "0.5")
     assert "predict uses temperature" in answer.out and "fitted on 90 validation images" in answer.out
-    assert "answered, error rate" in answer.out and "chosen on the 90 validation images" in answer.out
+    assert " of 90 images answered (" in answer.out and "chosen on the 90 validation images" in answer.out
     second, unscaled = vitascope(*command), vitascope(*command, "--temperature", "1")
-    assert second.err.count("\n") == 1 and "--temperature 1 omits this" in second.err and not unscaled.err
+    assert second.err.count("\n") == 1 and "--temperature 1 switches this off" in second.err and not unscaled.err
     told = [json.loads(answer.out) for answer in (first, second, unscaled)]
     assert told[0] == told[2] and {item["temperature"] for item in told[0]} == {1.0}
     assert [item["class"] for item in told[0]] == [item["class"] for item in told[1]]
@@ -239,7 +284,9 @@ def test_predict_tells_how_to_calibrate_and_then_that_it_is_calibrated(vitascope
     for command in (("embed", "runs/digits", "photos", "--out", "f.npz"), ("similar", "runs/digits", "photos/0.png")):
         assert "Note: Logits are divided by the run's temperature" in vitascope(*command).err
     easy = vitascope("evaluate", "runs/digits", "--split", "val", "--quick", "--target-error", "0.99").out
-    assert "no threshold is needed, chosen on the 90 validation images: 100.0 % answered" in easy
+    assert "no threshold is needed, chosen on the 90 validation images: 90 of 90 images answered (100.0 %)" in easy
+    assert "table of thresholds below and predict use temperature" in easy and "probabilities with temperature" in easy
+    assert "Temperature and threshold were fitted on these same images" in easy
     evaluation = package.open_model(photos).evaluate("val")
     suggestion = replace(evaluation.coverage.suggestion, row=None)
     unreachable = replace(evaluation, coverage=replace(evaluation.coverage, suggestion=suggestion))

@@ -103,13 +103,13 @@ def test_the_calibration_error_of_a_worked_example() -> None:
         (
             [0.95, 0.90, 0.62, 0.64],
             [1, 0, 1, 0],
-            "expected calibration error 30.2 %; mean confidence is 27.7 percentage points above the accuracy",
+            "expected calibration error 30.2 %; over-confident by 27.7 percentage points",
         ),
         ([0.90, 0.9999], [0, 1], "expected calibration error 45.0 %, mostly over-confident"),
         (
             [0.95, 0.65, 0.60],
             [1, 1, 0],
-            "expected calibration error 33.3 %; mean confidence is 6.7 percentage points above the accuracy",
+            "expected calibration error 33.3 %; over-confident by 6.7 percentage points",
         ),
         (
             [0.75, 0.75, 0.75, 0.75, 0.95, 0.95],

@@ -45,6 +45,8 @@ def test_all_figures_and_numbers_are_written(vitascope, run, images, tmp_path) -
     out = tmp_path / "out"
     answer = vitascope("explain", str(run.path), *images, "--out", str(out))
     assert answer.code == 0, answer.err
+    assert "Explaining, method 4 of 7: attention-gradient\n" in answer.err
+    assert "Drawing image 2 of 2: digit1\nMeasuring faithfulness, method 1 of 8: attention\n" in answer.err
     assert (
         "Faithfulness of the methods, best first (2 images)" in answer.out
         and "occlusion" in answer.out

@@ -30,8 +30,8 @@ def test_onnx_is_written_to_the_run_and_reported_in_a_table(vitascope, run) -> N
     for words in (
         str(path),
         "0.0",
-        "verified, difference from PyTorch",
-        "of the PyTorch model's largest value",
+        "verified, largest difference from PyTorch",
+        "× their largest value",
         "logits ",
         "maps ",
         "validation images",

@@ -1,7 +1,7 @@
 """Print which accuracy `predict --threshold` reaches, and the suggested threshold."""
 
 from vitascope.cli.console import create_console, create_table
-from vitascope.evaluation.coverage import CoverageRow
+from vitascope.evaluation.coverage import CoverageRow, SuggestedThreshold
 from vitascope.evaluation.report import Evaluation, spell_out_split_name
 from vitascope.number_format import format_percent
 from vitascope.run.temperature import RunTemperature
@@ -15,8 +15,9 @@ def print_coverage_table_and_threshold(evaluation: Evaluation) -> None:
         [f"{row.threshold:g}", f"{row.answered:,}", format_percent(row.coverage), *_format_accuracy_and_interval(row)]
         for row in coverage.table_rows
     ]
-    columns = ["threshold", "answered", "coverage", "accuracy among them", "95 % CI"]
-    title = f"Accuracy of predict --threshold on {images}. Below the threshold, predictions are unsure."
+    columns = ["threshold", "answered", "coverage", "accuracy of the answered", "95 % CI"]
+    scaling = f", probabilities with temperature {coverage.temperature:.2f}" if coverage.temperature != 1 else ""
+    title = f"If predict answers only at or above a threshold ({images}{scaling})"
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns)))
     if evaluation.run_temperature:
         print(f"predict uses {_describe_temperature(evaluation.run_temperature)}.")
@@ -33,7 +34,9 @@ def _format_accuracy_and_interval(row: CoverageRow) -> list[str]:
 
 
 def _describe_temperature(temperature: RunTemperature) -> str:
-    return "no temperature: none lowers the validation loss" if temperature.value == 1 else temperature.description
+    if temperature.value == 1:
+        return "no temperature: none lowers the validation loss"
+    return f"{temperature.description}: their loss falls from {temperature.loss:.3f} to {temperature.scaled_loss:.3f}"
 
 
 def _format_evaluated_images(evaluation: Evaluation) -> str:
@@ -51,18 +54,34 @@ def describe_suggested_threshold(evaluation: Evaluation) -> str:
         return f"No threshold gives {target} on the {chosen_on}."
     option = f"--threshold {suggestion.row.threshold:g}" if suggestion.row.threshold else "no threshold is needed"
     text = f"For {target}: {option}, chosen on the {chosen_on}: "
-    text += _format_coverage_and_error(suggestion.row)
-    on_evaluated = coverage.row_at_suggested_threshold
+    text += f"{_format_coverage_and_error(suggestion.row, suggestion.images)}. {_describe_reliability(suggestion)}"
+    on_evaluated, num_evaluated = coverage.row_at_suggested_threshold, len(evaluation.eval_data.samples)
     if is_other_split and on_evaluated:
-        return f"{text}. On the {_format_evaluated_images(evaluation)}: {_format_coverage_and_error(on_evaluated)}."
-    return f"{text}. On new images, the error rate can be higher."
+        result = _format_coverage_and_error(on_evaluated, num_evaluated)
+        return f"{text}On the {_format_evaluated_images(evaluation)}: {result}."
+    fitted = "Temperature and threshold were" if coverage.temperature != 1 else "The threshold was"
+    return f"{text}{fitted} fitted on these same images: on new images, the error rate can be higher."
 
 
-def _format_coverage_and_error(row: CoverageRow) -> str:
+def _describe_reliability(suggestion: SuggestedThreshold) -> str:
+    """Say if the threshold rests on too few images, and which targets would give it; empty, or ends in a space."""
+    text, row, error_below = "", suggestion.row, suggestion.min_error_below
+    if row and suggestion.is_from_too_few_images:
+        text += f"{row.answered:,} of {suggestion.images:,} images answered: too few to rely on. "
+    elif row and 1 - row.interval.low > suggestion.target_error:
+        text += "The interval includes error rates above the target. "
+    if error_below is not None and error_below > suggestion.target_error + 0.01:
+        text += f"All lower thresholds have error rates of at least {format_percent(error_below, 2)}, so every target "
+        text += "below that gives this threshold or a higher one. "
+    return text
+
+
+def _format_coverage_and_error(row: CoverageRow, num_images: int) -> str:
     if row.accuracy is None:
         return "no image is answered"
     low, high = 1 - row.interval.high, 1 - row.interval.low
     return (
-        f"{format_percent(row.coverage)} answered, error rate {format_percent(1 - row.accuracy, 2)} "
+        f"{row.answered:,} of {num_images:,} images answered ({format_percent(row.coverage)}), "
+        f"error rate {format_percent(1 - row.accuracy, 2)} "
         f"(95 % confidence interval {format_percent(low, 2)} to {format_percent(high, 2)})"
     )

@@ -147,7 +147,7 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
         if evaluation.temperature_warning:
             print(evaluation.temperature_warning)
     else:
-        print(evaluation.temperature_note)
+        print(f"{evaluation.temperature_note}{_describe_use_of_unreported_temperature(evaluation)}")
     if evaluation.test_use_count and evaluation.test_use_count > 1:
         print(
             f"Evaluation {evaluation.test_use_count} of this run on these test images. If you change settings after "
@@ -158,6 +158,14 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
                 else ""
             )
         )
+
+
+def _describe_use_of_unreported_temperature(evaluation: "Evaluation") -> str:
+    """Say where a temperature is applied that the metrics do not use; empty if there is none."""
+    temperature = evaluation.run_temperature
+    if temperature is None or temperature.value == 1:
+        return ""
+    return f" The table of thresholds below and predict use temperature {temperature.value:.2f}."
 
 
 def _describe_accuracy_during_training_if_different(evaluation: "Evaluation") -> str | None:

@@ -1,6 +1,8 @@
 """`vitascope explain` and `report`: explain predictions and measure how faithful each explanation is."""
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +22,8 @@ from vitascope.errors import UserError, format_count
 from vitascope.number_format import format_number, format_percent
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from vitascope.explain.figures import ExplainReport, ExplainRequest
     from vitascope.explain.maps import PatchPosition
     from vitascope.inference.classifier import Classifier
@@ -118,6 +122,35 @@ def _write_explanations_showing_progress(
     with_analysis: bool,
     analysis_split: str | None,
 ) -> "ExplainReport":
+    from vitascope.explain.faithfulness import count_forward_passes
+    from vitascope.explain.maps import get_token_layout
+    from vitascope.explain.write_explanations import write_explanations_and_statistics
+    from vitascope.run.temperature import describe_unscaled_probabilities
+
+    note = describe_unscaled_probabilities(classifier.find_temperature())
+    print_notes_to_stderr([note] if note else [])
+    num_images = len(images.images)
+    num_passes = count_forward_passes(request.methods, get_token_layout(classifier.model).num_patches, num_images)
+    with _create_progress_bar() as progress:
+        task = progress.add_task(f"Explaining {format_count(num_images, 'image')}", total=num_passes)
+        hook = classifier.model.register_forward_hook(lambda _, inputs, __: progress.advance(task, len(inputs[0])))
+
+        def report_step(step: str) -> None:
+            progress.update(task, description=step)
+            if progress.disable:  # without a terminal, one line per step
+                print(step, file=sys.stderr, flush=True)
+
+        try:
+            request = replace(request, report_step=report_step)
+            return write_explanations_and_statistics(
+                classifier, images, request, out_folder, analysis=with_analysis, split=analysis_split
+            )
+        finally:
+            hook.remove()
+
+
+def _create_progress_bar() -> "Progress":
+    """Create a bar on stderr, which is not drawn without a terminal."""
     from rich.progress import (
         BarColumn,
         Progress,
@@ -127,14 +160,6 @@ def _write_explanations_showing_progress(
         TimeRemainingColumn,
     )
 
-    from vitascope.explain.faithfulness import count_forward_passes
-    from vitascope.explain.maps import get_token_layout
-    from vitascope.explain.write_explanations import write_explanations_and_statistics
-    from vitascope.run.temperature import describe_unscaled_probabilities
-
-    print_notes_to_stderr(filter(None, [describe_unscaled_probabilities(classifier.find_temperature())]))
-    console, num_images = Console(stderr=True), len(images.images)
-    num_passes = count_forward_passes(request.methods, get_token_layout(classifier.model).num_patches, num_images)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -142,15 +167,8 @@ def _write_explanations_showing_progress(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"Explaining {format_count(num_images, 'image')}", total=num_passes)
-        hook = classifier.model.register_forward_hook(lambda _, inputs, __: progress.advance(task, len(inputs[0])))
-        try:
-            return write_explanations_and_statistics(
-                classifier, images, request, out_folder, analysis=with_analysis, split=analysis_split
-            )
-        finally:
-            hook.remove()
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print_methods_left_out(
@@ -195,9 +213,9 @@ def _print_predictions_faithfulness_and_files(
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:])))
     print(
         "AUC: area under the curve of the explained class's probability while patches are changed, most important\n"
-        "first (↓ lower is better, ↑ higher is better). Deletion: patches turn grey (the mean of the training images,\n"
-        "0 after normalisation). Insertion: patches of a blurred image are restored. Insertion − deletion: higher is\n"
-        "better. Even a random order can score above 0, so compare each method with the row 'random', on many images."
+        "first (↓ lower is better, ↑ higher is better). Deletion: patches turn grey (the mean that the\n"
+        "normalisation subtracts). Insertion: patches of a blurred image are restored. Insertion − deletion: higher\n"
+        "is better. Even a random order can score above 0, so compare each method with the row 'random', on many images."
     )
     if sampling_text := describe_curve_sampling(num_patches):
         print(sampling_text)

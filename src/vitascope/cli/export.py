@@ -121,13 +121,12 @@ def _format_export_report_rows(report: "ExportReport") -> list[list[str]]:
     comparison = report.int8 and report.int8.accuracy
     if report.int8:
         size += f" (float32: {report.int8.float32_bytes / 2**20:.2f} MiB)"
-    errors = ", ".join(f"{name} {error:.1e}" for name, error in report.differences.items())
-    errors += " of the PyTorch model's largest value"
+    errors = ", ".join(f"{name} {error:.1e} × their largest value" for name, error in report.differences.items())
     rows = [["file", str(report.path)], ["size", size]]
     if report.int8:
         rows.append(["int8 method", f"{report.int8.method}: {INT8_METHODS[report.int8.method]}"])
     images = f"on {report.compared_on} images in batches of 1, 2 and 7"
-    label = "difference from PyTorch" if report.int8 else "verified, difference from PyTorch"
+    label = "largest difference from PyTorch" if report.int8 else "verified, largest difference from PyTorch"
     rows.append([label, f"{errors}, {images}"])
     if comparison:
         points = 100 * (comparison.int8 - comparison.float32)

@@ -64,6 +64,7 @@ def predict(
 
     Example: vitascope predict runs/digits photos/ --csv
     """
+    from vitascope.data.sources.folder import describe_ignored_files
     from vitascope.inference.prediction import check_threshold_and_temperature
 
     if as_json and as_csv:
@@ -76,7 +77,8 @@ def predict(
         images, views=cast(Literal[1, 2, 6, 10], views), threshold=threshold, temperature=temperature
     )
     print_unreadable_files(predictions.unreadable_files)
-    print_notes_to_stderr(_list_inference_notes(model, views, temperature))
+    ignored = describe_ignored_files(images)
+    print_notes_to_stderr([*([ignored] if ignored else []), *_list_inference_notes(model, views, temperature)])
     if as_json:
         print(json.dumps([prediction.as_dict(top_k) for prediction in predictions]))
     elif as_csv:
@@ -95,7 +97,7 @@ def _list_inference_notes(model: "Classifier", views: int, temperature_option: f
         options = " --split val" + (f" --views {views}" if views > 1 else "")
         command = f"vitascope evaluate {model.name}{options}"
         return [*notes, f"The probabilities are not calibrated. To fit a temperature for predict: {command}"]
-    return [*notes, *(f"{note} --temperature 1 omits this." for note in _list_temperature_notes(model, views))]
+    return [*notes, *(f"{note} --temperature 1 switches this off." for note in _list_temperature_notes(model, views))]
 
 
 def _list_temperature_notes(model: "Classifier", views: int = 1) -> list[str]:

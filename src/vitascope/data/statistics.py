@@ -101,9 +101,9 @@ class SplitSummary:
         if {smallest, largest} != {resized}:
             text += f"; statistics and duplicates after resizing to {format_size_with_note(resized)}"
         if self.grayscale_files:
-            files = "all" if self.grayscale_files == self.images else f"{self.grayscale_files:,} of the"
-            verb = "is" if self.grayscale_files == 1 < self.images else "are"
-            text += f"; {files} files {verb} grayscale and {verb} read as {self.channels} equal channels"
+            is_all, verb = self.grayscale_files == self.images, "is" if self.grayscale_files == 1 else "are"
+            files = "all files are" if is_all else f"{self.grayscale_files:,} of {self.images:,} files {verb}"
+            text += f"; {files} grayscale and {'are' if is_all else verb} read as {self.channels} equal channels"
         return text
 
 

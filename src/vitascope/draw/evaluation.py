@@ -1,6 +1,5 @@
 """Figures of an evaluation: confusion matrix, reliability diagram, accuracy against corruption level."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,8 @@ from vitascope.draw.style import add_caption, create_figure, escape_mathtext, se
 
 MAX_NAME_LENGTH = 24
 MAX_CLASSES_WITH_NUMBERS, MAX_CLASSES_WITH_NAMES = 20, 50  # classes up to which cells hold numbers, and axes names
+
+MIN_CELL_PERCENTAGE = 0.05  # smaller ones would be written as 0.0
 
 ERROR_COLOURMAP = LinearSegmentedColormap.from_list(
     "errors", ["white", "#fdbb84", "#e34a33", "#7f0000"]
@@ -44,6 +45,9 @@ def draw_confusion_matrix(counts: NDArray, class_names: list[str], title: str) -
         panel.set_xticks(range(classes), labels, **(slanted if max(map(len, labels)) > 3 else {}))
         panel.set_yticks(range(classes), labels)
     text = "Confusion matrix in %: each row sums to 100 %. Grey diagonal: recall. Coloured: errors."
+    if classes <= MAX_CLASSES_WITH_NUMBERS:
+        has_tiny_cells = bool(((percentages > 0) & (percentages < MIN_CELL_PERCENTAGE)).any())
+        text += f" White: {f'less than {MIN_CELL_PERCENTAGE} %' if has_tiny_cells else '0'}."
     if not has_images.all():
         text += " An empty row is a class without images."
     if classes < num_all_classes:
@@ -57,7 +61,7 @@ def _draw_cell_percentages(
 ) -> None:
     for row, column in np.ndindex(percentages.shape):
         value, is_correct = percentages[row, column], row == column
-        text = f"{value:.1f}" if row_has_images[row] and (is_correct or value >= 0.05) else ""
+        text = f"{value:.1f}" if row_has_images[row] and (is_correct or value >= MIN_CELL_PERCENTAGE) else ""
         colour = "white" if not is_correct and value > 0.6 * max_error_percentage else "black"
         weight = "bold" if is_correct else None
         panel.text(column, row, text, ha="center", va="center", color=colour, fontsize=8, fontweight=weight)
@@ -172,7 +176,7 @@ class CoveragePoint(NamedTuple):
     interval: tuple[float, float]
 
 
-MIN_LABEL_DISTANCE = 0.07  # between two points with a number, as a fraction of the axes
+CHARACTER_WIDTH, CHARACTER_HEIGHT = 0.014, 0.05  # of a threshold's number, as fractions of the axes
 
 
 def draw_coverage_curve(
@@ -181,7 +185,7 @@ def draw_coverage_curve(
     suggested_threshold: float | None,
     caption_text: str,
 ) -> Figure:
-    """Draw accuracy against coverage; the marked thresholds are written beside their points, where there is room."""
+    """Draw accuracy against coverage; the marked thresholds are written above their points, where there is room."""
     figure, (panel,) = create_figure(1, width=6.4, height=4.6)
     coverage, accuracy = ([100 * point[field] for point in points] for field in (1, 2))
     low, high = ([100 * point.interval[end] for point in points] for end in (0, 1))
@@ -197,18 +201,34 @@ def draw_coverage_curve(
             panel.legend(loc="lower left", fontsize=9)
     _write_thresholds_without_overlap(panel, marked)
     panel.grid(alpha=0.25)
-    set_labels(panel, "accuracy of the answered images", "answered images in %", "accuracy among them in %")
+    set_labels(panel, "accuracy of the answered images", "answered images in %", "accuracy of the answered in %")
     add_caption(figure, caption_text)
     return figure
 
 
+class PlacedLabel(NamedTuple):
+    """A written text: the middle of its lower edge, as fractions of the axes, and its length."""
+
+    x: float
+    y: float
+    num_characters: int
+
+    def overlaps(self, other: "PlacedLabel") -> bool:
+        width = CHARACTER_WIDTH * (self.num_characters + other.num_characters) / 2
+        return abs(self.x - other.x) < width and abs(self.y - other.y) < CHARACTER_HEIGHT
+
+
 def _write_thresholds_without_overlap(panel: Axes, points: Sequence[CoveragePoint]) -> None:
-    """Write the thresholds beside their points, the highest first; a point too close to a written one has none."""
+    """Write the thresholds above their points, the highest first. Thresholds at one point are written as a range."""
     (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
-    written: list[tuple[float, float]] = []
-    for point in reversed(points):
-        x, y = 100 * point.coverage, 100 * point.accuracy
-        position = (x - left) / (right - left), (y - bottom) / (top - bottom)
-        if all(math.dist(position, other) >= MIN_LABEL_DISTANCE for other in written):
-            panel.annotate(f"{point.threshold:g}", (x, y), (7, 7), textcoords="offset points", fontsize=8)
-            written.append(position)
+    thresholds_by_position: dict[tuple[float, float], list[float]] = {}
+    for point in points:
+        thresholds_by_position.setdefault((100 * point.coverage, 100 * point.accuracy), []).append(point.threshold)
+    written: list[PlacedLabel] = []
+    for (x, y), thresholds in reversed(thresholds_by_position.items()):
+        low, high = min(thresholds), max(thresholds)
+        text = f"{low:g}" if low == high else f"{low:g}–{high:g}"
+        label = PlacedLabel((x - left) / (right - left), (y - bottom) / (top - bottom), len(text))
+        if not any(label.overlaps(other) for other in written):
+            panel.annotate(text, (x, y), (0, 7), textcoords="offset points", fontsize=8, ha="center")
+            written.append(label)

@@ -48,9 +48,8 @@ class Calibration:
         if gap == "0.0":
             return f"{text}, over-confident in some bins and under-confident in others"
         direction = "over-confident" if self.gap > 0 else "under-confident"
-        side = "above" if self.gap > 0 else "below"
         if gap != error:
-            return f"{text}; mean confidence is {gap} percentage points {side} the accuracy"
+            return f"{text}; {direction} by {gap} percentage points"
         where = self._describe_nonempty_bins()
         return f"{text}, {direction} in {where}" if self.all_gaps_have_same_sign else f"{text}, mostly {direction}"
 

@@ -9,6 +9,7 @@ from vitascope.evaluation.calibration import Interval, wilson_interval
 from vitascope.shapes import Logits
 
 DEFAULT_TARGET_ERROR = 0.02
+MIN_ANSWERED = 20  # images at the suggested threshold
 THRESHOLDS = (*(step / 100 for step in range(100)), 0.995, 0.999, 0.9995, 0.9999)
 TABLE_THRESHOLDS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
@@ -32,6 +33,15 @@ class SuggestedThreshold:
     split: str
     images: int
     row: CoverageRow | None  # None: no threshold reaches the target
+    min_error_below: float | None = None  # smallest error rate of all lower thresholds; None if there are none
+
+    @property
+    def is_from_too_few_images(self) -> bool:
+        """Whether the answered images could not support the target error rate even if all of them were correct."""
+        if self.row is None:
+            return False
+        answered = self.row.answered
+        return answered < MIN_ANSWERED or 1 - wilson_interval(answered, answered).low > self.target_error
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,12 @@ def compute_coverage_rows(logits: Logits, labels: Labels, temperature: float) ->
 def find_lowest_threshold(rows: list[CoverageRow], target_error: float) -> CoverageRow | None:
     """Return the first row whose error rate is at most the target; None if there is none."""
     return next((row for row in rows if row.accuracy is not None and 1 - row.accuracy <= target_error), None)
+
+
+def find_min_error_below(rows: list[CoverageRow], threshold: float) -> float | None:
+    """Return the smallest error rate of the thresholds below this one; None if there are none."""
+    errors = (1 - row.accuracy for row in rows if row.accuracy is not None and row.threshold < threshold)
+    return min(errors, default=None)
 
 
 def check_target_error(target_error: float) -> None:

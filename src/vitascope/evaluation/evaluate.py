@@ -16,6 +16,7 @@ from vitascope.evaluation.coverage import (
     check_target_error,
     compute_coverage_rows,
     find_lowest_threshold,
+    find_min_error_below,
 )
 from vitascope.evaluation.eval_data import EvalData, load_eval_data
 from vitascope.evaluation.report import (
@@ -144,7 +145,9 @@ def _compute_coverage(
         split, count = "val", len(validation.labels)
         rows_to_choose_from = compute_coverage_rows(*validation, temperature)
     chosen = find_lowest_threshold(rows_to_choose_from, target_error)
-    return Coverage(temperature, rows, SuggestedThreshold(target_error, split, count, chosen))
+    min_error_below = find_min_error_below(rows_to_choose_from, chosen.threshold) if chosen else None
+    suggestion = SuggestedThreshold(target_error, split, count, chosen, min_error_below)
+    return Coverage(temperature, rows, suggestion)
 
 
 def _add_test_use_entry_if_test_images(classifier: Classifier, eval_data: EvalData, views: int) -> EntryId | None:

@@ -27,9 +27,11 @@ from vitascope.evaluation.embedding import Neighbours
 from vitascope.evaluation.report import Evaluation, spell_out_split_name
 from vitascope.evaluation.robustness import RobustnessCurve
 from vitascope.number_format import format_number, format_percent
+from vitascope.run.directory import ExternalWeightsRun
 from vitascope.run.files import make_folder, read_json_object_or_empty, write_json
 
 MAX_NAME_LENGTH = 20
+MIN_IMAGES_FOR_TWO_DECIMALS = 1000
 SAME = " (same image)"  # mark of a neighbour with the query's pixels
 
 
@@ -80,12 +82,14 @@ def _reuse_robustness_of_earlier_report_if_same(evaluation: Evaluation, report_p
 
 
 def draw_evaluation_figures(evaluation: Evaluation) -> dict[str, Figure]:
+    num_images = len(evaluation.eval_data.samples)
+    num_decimals = 2 if num_images >= MIN_IMAGES_FOR_TWO_DECIMALS else 1
     figures = {
         "confusion": draw_confusion_matrix(
             evaluation.confusion_matrix.numpy(),
             evaluation.classes,
             f"{_format_evaluation_title(evaluation)}: {evaluation.accuracy_name} "
-            f"{format_percent(evaluation.accuracy, 2)}, {len(evaluation.eval_data.samples):,} images",
+            f"{format_percent(evaluation.accuracy, num_decimals)}, {num_images:,} images",
         ),
         "reliability": _draw_reliability_diagram(evaluation),
         "coverage": _draw_coverage_curve(evaluation),
@@ -212,8 +216,8 @@ def _draw_worst_errors(evaluation: Evaluation) -> Figure:
         for error in evaluation.worst_errors
     ]
     captions = [
-        f"true: {_shorten_name(error.label)} ({format_percent(error.probability_of_label)})\n"
-        f"predicted: {_shorten_name(error.said)} ({format_percent(error.probability)})"
+        f"true: {_shorten_name(error.label)} ({_format_probability(error.probability_of_label)})\n"
+        f"predicted: {_shorten_name(error.said)} ({_format_probability(error.probability)})"
         + (f"\n{_shorten_name(Path(error.file).name)}" if error.file else "")
         for error in evaluation.worst_errors
     ]
@@ -224,6 +228,16 @@ def _draw_worst_errors(evaluation: Evaluation) -> Figure:
     text += "The model's probabilities are in parentheses. "
     text += describe_possible_mislabelling(len(captions))
     return draw_image_tiles(images, captions, text)
+
+
+def _format_probability(probability: float) -> str:
+    """Return a percentage in one piece, which is 0 or 100 only if the probability is."""
+    text = format_percent(probability)
+    if 0 < probability < 0.0005:
+        text = "< 0.1 %"
+    elif 0.9995 <= probability < 1:
+        text = "> 99.9 %"
+    return text.replace(" ", "\u00a0")
 
 
 def describe_number_of_shown_errors(evaluation: Evaluation, num_shown: int) -> str:
@@ -242,7 +256,8 @@ def describe_possible_mislabelling(num_shown: int) -> str:
 def _format_evaluation_title(evaluation: Evaluation) -> str:
     views = f", {evaluation.views} views" if evaluation.views > 1 else ""
     recipe, data = evaluation.run.recipe.name, Path(evaluation.eval_data.data_name).name
-    subject = f"recipe {recipe}" if recipe == data else f"recipe {recipe}, data {data}"
+    kind = "model" if isinstance(evaluation.run, ExternalWeightsRun) else "run"
+    subject = f"{kind} {recipe}" if recipe == data else f"{kind} {recipe}, data {data}"
     epoch = ", best epoch" if evaluation.weights_label.startswith("best") else ""
     reduction = f", {evaluation.reduction}" if evaluation.reduction else ""
     return f"{subject}, {spell_out_split_name(evaluation.eval_data.split)} images{views}{epoch}{reduction}"

@@ -155,8 +155,8 @@ class Evaluation:
         split = "" if self.eval_data.split == "all" else f"{spell_out_split_name(self.eval_data.split)} "
         images = format_count(len(self.eval_data.samples), f"{split}image")
         return (
-            f"Temperature scaling increases the loss on these {images}: the temperature was fitted on "
-            f"{format_count(scaling.fitted_on, 'validation image')}."
+            f"On these {images}, temperature scaling increases the loss ({self.loss:z.3f} → {scaling.loss:z.3f}). The "
+            f"temperature was fitted on other images: {format_count(scaling.fitted_on, 'validation image')}."
         )
 
     def __repr__(self) -> str:

@@ -32,7 +32,7 @@ def compute_validation_logits_or_give_reason(
 ) -> ValidationLogits | str:
     """Return a sentence if the evaluated images are the validation images, or if there are no validation images."""
     if eval_data.is_run_validation:
-        return f"{UNSCALED}: it would be fitted on these same images."
+        return "The metrics are without temperature scaling, because the temperature is fitted on these same images."
     try:
         validation = load_run_split_if_any(classifier.run, classifier.info, "val")
     except UserError as error:

@@ -193,8 +193,8 @@ def integrated_gradients(
     """Integrated gradients (Sundararajan et al. 2017) of the class's logit, from a grey baseline image to this image.
 
     Per pixel and channel. With more steps, their sum approaches the difference of the logits. `baseline` is the
-    normalised value of the grey image: 0 is the mean of the training images. On the whole path the same tokens are
-    merged or dropped as for the image, so that the logit has a gradient everywhere."""
+    normalised value of the grey image: 0 is the mean that the normalisation subtracts. On the whole path the same
+    tokens are merged or dropped as for the image, so that the logit has a gradient everywhere."""
     difference = images - baseline
     compute_frozen_logits = make_logits_function_with_fixed_token_groups(model, images)
     total = torch.zeros_like(images)

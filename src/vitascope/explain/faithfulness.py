@@ -1,7 +1,7 @@
 """Measure the faithfulness of explanations by deletion and insertion (Petsiuk et al. 2018, RISE).
 
 Patches are changed one at a time, most important first, and the probability of the explained class is recorded.
-Deletion makes patches grey (the mean of the training images); a smaller area under the curve is better.
+Deletion makes patches grey (0 after normalisation); a smaller area under the curve is better.
 Insertion restores patches of a blurred image; a larger area is better.
 On grids of more than 64 patches, the curves have 29 evenly spaced points instead of one per patch.
 """

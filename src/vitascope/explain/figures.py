@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -32,6 +33,7 @@ from vitascope.explain.faithfulness import (
 from vitascope.explain.maps import PatchPosition, TokenLayout, denormalize_images
 from vitascope.explain.methods import METHODS, get_method_label, make_panel_title
 from vitascope.explain.model_statistics import apply_logit_lens_per_token, describe_tokens_before_first_block
+from vitascope.explain.progress import StepReporter, iterate_and_report
 from vitascope.inference.classifier import Classifier
 from vitascope.inference.prediction import LoadedImages
 from vitascope.number_format import format_percent
@@ -49,6 +51,7 @@ class ExplainRequest:
     heads: list[int] | None = None
     query_patch: PatchPosition | None = None
     target: int | None = None
+    report_step: StepReporter = lambda _: None  # gets a short sentence before each method and image
 
 
 class ImageResult(TypedDict):
@@ -99,12 +102,13 @@ def write_explanation_figures(
     selection = check_and_select_maps(request, inputs)
     with torch.no_grad():
         probabilities = predict_probabilities(subject.model, inputs.images)
-    heatmaps = {method: METHODS[method](inputs).cpu() for method in request.methods}
+    iterate = partial(iterate_and_report, request.report_step)
+    methods = iterate(request.methods, "Explaining, method", get_method_label)
+    heatmaps = {method: METHODS[method](inputs).cpu() for method in methods}
     make_folder(output_folder)
-    report = ExplainReport()
-    names = make_unique_file_stems(loaded_images)
+    report, names = ExplainReport(), make_unique_file_stems(loaded_images)
     pixels = denormalize_images(subject.preprocessing, inputs.images)
-    for index, (name, image) in enumerate(zip(names, pixels, strict=True)):
+    for index, (name, image) in enumerate(zip(iterate(names, "Drawing image"), pixels, strict=True)):
         target, image_heatmaps = int(inputs.targets[index]), {key: heatmap[index] for key, heatmap in heatmaps.items()}
         result = _build_image_result_json(name, subject.classes, probabilities[index], target, image_heatmaps)
         title = f"{name}\nprediction: {result['answer']} ({format_percent(result['probability'])})"
@@ -118,10 +122,10 @@ def write_explanation_figures(
         report.files += save_png_and_svg(figure, output_folder / f"heads-{name}")
         report.image_results.append(result)
     report.files += _write_logit_lens_figures(subject, inputs, names, output_folder)
-    start = time.perf_counter()
+    heatmaps["random"], start = attribute_at_random_with_fixed_seed(inputs), time.perf_counter()
     curves = {
-        method: compute_deletion_and_insertion_curves(inputs, heatmap)
-        for method, heatmap in {**heatmaps, "random": attribute_at_random_with_fixed_seed(inputs)}.items()
+        method: compute_deletion_and_insertion_curves(inputs, heatmaps[method])
+        for method in iterate(list(heatmaps), "Measuring faithfulness, method", get_method_label)
     }
     num_passes = len(curves) * len(inputs.images) * count_curve_passes(inputs.layout.num_patches)
     report.seconds_per_pass = (time.perf_counter() - start) / num_passes
@@ -208,10 +212,11 @@ def _write_logit_lens_figures(
             for block, block_probabilities in enumerate(probabilities)
         }
         text = (
-            f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this patch's "
-            f"token. Before block 1, a token holds only its {describe_tokens_before_first_block(inputs.model)}, "
-            f"because attention comes later. The classifier was trained only on {trained_on} after the last block, so "
-            "values at patches and earlier blocks are approximate. Each panel has its own scale."
+            f"Logit lens: the probability of '{subject.classes[target]}' if the classifier is applied to this patch's "
+            f"token instead of {trained_on}. Before block 1, a token holds only its "
+            f"{describe_tokens_before_first_block(inputs.model)}, because attention comes later. The classifier was "
+            f"trained only on {trained_on} after the last block, so values at patches and earlier blocks are "
+            "approximate. Each panel has its own scale."
         )
         files += save_png_and_svg(
             draw_heat_maps_over_image(image, grids, name, text, num_columns=5), output_folder / f"lens-{name}"
@@ -232,18 +237,14 @@ def _write_faithfulness_figure(
     num_images = len(inputs.images)
     images_text = "One image" if num_images == 1 else f"Mean over {num_images} images"
     text = (
-        f"{images_text}, with the area under each curve (AUC). Left: patches are made grey (the mean of the training "
-        "images), most important first. Right: patches of a blurred image are restored in the same order. For a "
+        f"{images_text}, with the area under each curve (AUC). Left: patches are made grey (0 after "
+        "normalisation), most important first. Right: patches of a blurred image are restored in the same order. For a "
         "faithful method, both curves change faster than for a random order."
     )
-    if sampling_text := describe_curve_sampling(inputs.layout.num_patches):
-        text += f" {sampling_text}"
-    deletion = {
-        get_method_label(method): curves.deletion.mean(0).numpy() for method, curves in curves_by_method.items()
-    }
-    insertion = {
-        get_method_label(method): curves.insertion.mean(0).numpy() for method, curves in curves_by_method.items()
-    }
+    text = f"{text} {describe_curve_sampling(inputs.layout.num_patches)}".rstrip()
+    means = {get_method_label(method): curves for method, curves in curves_by_method.items()}
+    deletion = {label: curves.deletion.mean(0).numpy() for label, curves in means.items()}
+    insertion = {label: curves.insertion.mean(0).numpy() for label, curves in means.items()}
     figure = draw_deletion_and_insertion(deletion, insertion, [get_method_label(name) for name in METHODS], text)
     return save_png_and_svg(figure, output_folder / "faithfulness")
 
@@ -278,9 +279,9 @@ def _format_attention_caption(
     prefix_text = f" Attention to the {layout.prefix_name} is not shown." if layout.num_prefix_tokens else ""
     uniform = 1 / (layout.num_prefix_tokens + layout.num_patches)
     return (
-        f"{subject_text}, by block and head. Each block (row) has its own scale from 0; its maximum is at the end of "
-        f"the row. It is the block's largest value, or twice uniform attention ({2 * uniform:.3g}) if that is "
-        f"larger. Uniform attention would be {uniform:.3g}.{prefix_text}"
+        f"{subject_text}, by block and head. Each row has its own colour scale, from 0 to the number at its end: "
+        f"the block's largest value, at least {2 * uniform:.3g} (twice uniform attention). "
+        f"Uniform attention would be {uniform:.3g}.{prefix_text}"
     )
 
 

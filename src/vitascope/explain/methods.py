@@ -64,7 +64,7 @@ METHODS: dict[str, AttributionMethod] = {
     ),
     "rollout-max": AttributionMethod(
         partial(attribute_by_rollout, fusion="max", discard=0.9),
-        "largest 10 % of each attention row",
+        "smallest 90 % of each row set to 0",
         "rollout with the maximum over heads; the smallest 90 % of each attention row are set to 0",
         is_class_specific=False,
     ),

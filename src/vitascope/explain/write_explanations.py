@@ -166,6 +166,7 @@ def write_explanations_and_statistics(
     run_images = try_to_load_run_images(subject, split) if analysis else None
     report = write_explanation_figures(subject, loaded_images, request, output_folder)
     if analysis:
+        request.report_step("Analysing heads, blocks and features")
         report.files += write_model_statistics_if_enough_images(
             subject, run_images, loaded_images.images, output_folder
         )

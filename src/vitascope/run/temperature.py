@@ -20,10 +20,7 @@ class RunTemperature:
 
     @property
     def description(self) -> str:
-        return (
-            f"temperature {self.value:.2f}, fitted on {format_count(self.fitted_on, 'validation image')}: "
-            f"their loss falls from {self.loss:.3f} to {self.scaled_loss:.3f}"
-        )
+        return f"temperature {self.value:.2f}, fitted on {format_count(self.fitted_on, 'validation image')}"
 
 
 def store_run_temperature_if_possible(

@@ -6,7 +6,7 @@ A folder that fits into memory (`data.memory`) is decoded once, a larger one whe
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -252,6 +252,21 @@ def _may_be_image(file_name: str) -> bool:
 def list_possible_image_files(path: Path) -> list[Path]:
     """List all files below `path` except known other types. Files that cannot be read are reported later."""
     return [Path(file.path) for file in list_image_files(path)]
+
+
+def describe_ignored_files(paths: Iterable[Path]) -> str:
+    """Return a sentence that counts the files in these folders that are ignored because of their ending, or ""."""
+    endings = [
+        file.suffix.lower()
+        for folder in paths
+        if folder.is_dir()
+        for file in folder.rglob("*")
+        if not file.name.startswith(".") and file.suffix.lower() in NON_IMAGE_SUFFIXES and file.is_file()
+    ]
+    verb, kind = ("is", "another type") if len(endings) == 1 else ("are", "other types")
+    return f"{format_count(len(endings), 'file')} of {kind} {verb} ignored ({', '.join(sorted(set(endings)))})." * bool(
+        endings
+    )
 
 
 def _check_class_folders(split_folder: Path, split_name: SplitName, class_names: list[str]) -> None:

@@ -180,7 +180,7 @@ def test_captions_name_the_patch_from_1_and_only_what_is_drawn() -> None:
     )
     assert "Attention to the class and register tokens is not shown" in _format_attention_caption(registers, None)
     assert "Uniform attention would be 0.0526." in _format_attention_caption(registers, None)
-    assert ", or twice uniform attention (0.125) if that is larger." in _format_attention_caption(plain, None)
+    assert ", at least 0.125 (twice uniform attention). " in _format_attention_caption(plain, None)
     assert (
         _describe_image_count_and_subsampling(64, 90) == "64 of the 90"
         and _describe_image_count_and_subsampling(64, 64) == "64"

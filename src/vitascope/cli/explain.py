@@ -215,7 +215,8 @@ def _print_predictions_faithfulness_and_files(
         "AUC: area under the curve of the explained class's probability while patches are changed, most important\n"
         "first (↓ lower is better, ↑ higher is better). Deletion: patches turn grey (the mean that the\n"
         "normalisation subtracts). Insertion: patches of a blurred image are restored. Insertion − deletion: higher\n"
-        "is better. Even a random order can score above 0, so compare each method with the row 'random', on many images."
+        "is better. Even a random order can score above 0, so compare each method with the row 'random', on\n"
+        "many images."
     )
     if sampling_text := describe_curve_sampling(num_patches):
         print(sampling_text)

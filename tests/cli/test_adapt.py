@@ -48,7 +48,7 @@ def test_the_report_is_printed_and_the_model_saved(vitascope, weights, tmp_path)
     [
         ("img_size=64", ["pos_embed: the table"]),
         ("img_size=28 patch_size=4", ["patch_embed.proj.weight, patch size: the outputs", "pos_embed: the table"]),
-        ("in_chans=1", ["patch_embed.proj.weight, one channel: does not matter"]),
+        ("in_chans=1", ["patch_embed.proj.weight, one channel: this step alone does not change the output"]),
         ("in_chans=6", ["patch_embed.proj.weight, channels: the filters' effect"]),
         ("num_classes=7", []),
     ],

@@ -221,7 +221,7 @@ def test_a_class_may_be_called_train(tmp_path) -> None:
         (lambda root: save_image(root / "cat" / "a.png"), "needs at least two class folders; it has cat"),
         (
             lambda root: root.mkdir(exist_ok=True),
-            r"it has no images and no class folder\. If a table has the classes, set data\.labels\.",
+            r"it has no images and no class folder\. If a table lists the class of each file, set data\.labels=TABLE\.",
         ),
         (lambda root: (save_image(root / "cat" / "a.png"), (root / "dog").mkdir()), "has no readable image for dog"),
         (

@@ -40,7 +40,7 @@ def test_up_to_64_patches_are_changed_one_by_one_and_more_in_28_steps() -> None:
         assert len(numbers) == 29 and (numbers[0], numbers[-1]) == (0, num_patches)
         assert (numbers.diff() - num_patches / 28).abs().max() < 1
     assert describe_curve_sampling(64) == ""
-    assert describe_curve_sampling(81) == "The curves are measured at 29 evenly spaced numbers of the 81 patches."
+    assert describe_curve_sampling(81) == "Each curve has 29 points, evenly spaced from 0 to 81 changed patches."
 
 
 @pytest.mark.parametrize("curve", [deletion, insertion])
@@ -88,6 +88,6 @@ def test_a_large_grid_is_explained_with_the_expected_passes_and_a_progress_bar(
     assert "Explaining 1 image" in answer.err and "100%" in answer.err
     left_out = "Left out because it is slow with 81 patches: occlusion (140 forward passes, about "
     assert left_out in answer.out and "To add it: --methods all\n" in answer.out
-    assert "29 evenly spaced numbers of the 81 patches" in answer.out
+    assert "29 points, evenly spaced from 0 to 81 changed patches" in answer.out
     explained = json.loads((tmp_path / "out" / "explanations.json").read_text())["images"][0]
     assert list(explained["heat"]) == list_default_methods(81)

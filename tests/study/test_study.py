@@ -533,8 +533,8 @@ def test_notes_and_captions_explain_only_what_is_shown() -> None:
         (True, True, True),
     ]
     front = (
-        "Orange: the Pareto front, i.e. combinations for which no other is at least as accurate and at most as costly, "
-        "and better in one of the two."
+        "Orange: the Pareto front. Any combination that is more accurate than one of these costs more, and any that is "
+        "cheaper is less accurate."
     )
     captions = [draw_study_figures(results)["pareto"].get_supxlabel() for results in (two, three)]
     assert [" ".join(caption.split()) for caption in captions] == [

@@ -28,7 +28,7 @@ PATCH_SIZE_ERROR = (
 )
 GRAYSCALE_ERROR = (
     "patch_embed.proj.weight, one channel: "
-    "does not matter for grayscale images: this step alone does not change their output. "
+    "this step alone does not change the output for grayscale images. "
     "The error is the part of the filters that responds to colour. Typical values: 50 to 85 %."
 )
 CHANNELS_ERROR = (

@@ -28,8 +28,8 @@ draw = typer.Typer(
 )
 TABLE_NOTES = (
     "FLOPs count matrix products only, 2 per multiply-add. Activation memory is for float32; its total is the sum of\n"
-    "all rows, not the peak memory. The model uses fused attention, which never stores attn.maps. Explicit attention "
-    "does. "
+    "all rows, not the peak memory. Only explicit attention stores attn.maps; the model uses fused attention,\n"
+    "which does not. The total contains the row in both cases. "
     "Blocks count from 0, as in the state dict: blocks.0 is block 1 of explain."
 )
 

@@ -59,8 +59,9 @@ def evaluate(
 ) -> None:
     """Measure accuracy, per-class scores, calibration and robustness to corruptions. Suggest a threshold for predict.
 
-    Figures and report.json go to RUN/evaluation/SPLIT/. Options are added to the folder's name, such as
-    val-2-views-best-merge8. With --data, it starts with the data's name and a hash. Each test set use is logged.
+    Figures and report.json go to RUN/evaluation/SPLIT/. The folder's name contains the options,
+    such as val-2-views-best-merge8. With --data, it starts with the data's name and a hash.
+    Each use of the test set is logged.
 
     Example: vitascope evaluate runs/digits --split val
     """

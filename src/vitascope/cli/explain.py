@@ -33,7 +33,7 @@ Analysis = Annotated[bool, typer.Option(help="Also analyse heads, blocks and fea
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON: predictions, maps and faithfulness.")]
 MethodsOption = Annotated[
     str | None,
-    typer.Option(help="all, or methods such as rollout,occlusion. Default: all; above 64 patches without occlusion."),
+    typer.Option(help="all, or methods such as rollout,occlusion. Default: all, without occlusion above 64 patches."),
 ]
 QueryOption = Annotated[
     str | None,

@@ -132,7 +132,8 @@ def delete_runs_after_confirmation(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Take the lock of a process on another host. That process must have ended.")
+        bool,
+        typer.Option("--force", help="Delete although a process of another host holds the lock. It must have ended."),
     ] = False,
 ) -> None:
     """Delete runs permanently, after confirmation. Runs that a process uses are refused."""

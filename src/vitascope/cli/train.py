@@ -43,7 +43,7 @@ def train(
     recipe_and_settings: TrainArguments = None,
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
 ) -> None:
-    """Train a model from a recipe, a YAML file of settings, or on your own images. Results go to
+    """Train a model from a recipe (a YAML file of settings) or on your own images. Results go to
     runs/<recipe>/<date>-seed<n>/.
 
     Instead of a recipe, give images, such as photos/: a folder (one subfolder per class), an .npz file, or data:NAME
@@ -69,7 +69,8 @@ def train(
 def resume(
     run: RunPath,
     force: Annotated[
-        bool, typer.Option("--force", help="Take the lock of a process on another host. That process must have ended.")
+        bool,
+        typer.Option("--force", help="Resume although a process of another host holds the lock. It must have ended."),
     ] = False,
 ) -> None:
     """Resume an interrupted run. The result is bit-identical to an uninterrupted run.

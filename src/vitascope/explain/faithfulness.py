@@ -84,7 +84,7 @@ def describe_curve_sampling(num_patches: int) -> str:
     """Return a sentence about sampled curves; empty if every number of changed patches is measured."""
     if num_patches <= MAX_PATCHES_WITH_ALL_POINTS:
         return ""
-    return f"The curves are measured at {NUM_SAMPLED_INTERVALS + 1} evenly spaced numbers of the {num_patches} patches."
+    return f"Each curve has {NUM_SAMPLED_INTERVALS + 1} points, evenly spaced from 0 to {num_patches} changed patches."
 
 
 @torch.no_grad()

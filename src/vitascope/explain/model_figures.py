@@ -95,9 +95,10 @@ def _write_block_statistics_figure(
     statistics: ProbeStatistics, layout: TokenLayout, input_text: str, images_text: str, output_folder: Path
 ) -> list[Path]:
     text = (
-        f"Averages over {images_text}. Each dot is one head. Input: {input_text}, before block 1. "
-        "Attention distance: mean distance from a patch to the patches it attends to. Attention entropy: low is "
-        "focused, high is spread out. Tokens with very large norms often hold information about the whole image. "
+        f"Computed on {images_text}. Attention distance and entropy: each dot is one head. Input: {input_text}, "
+        "before block 1. Attention distance: mean distance from a patch to the patches it attends to. "
+        "Attention entropy: low is focused, high is spread out. Tokens with very large norms often hold information "
+        "about the whole image. "
         f"{_make_block_cka_caption(layout.reads_class_token)} Early predictions: the classifier is applied after each "
         "block."
     )
@@ -145,7 +146,7 @@ def _make_block_cka_caption(reads_class_token: bool) -> str:
     text = text or "Similarity: linear CKA of the mean of the patch tokens."
     if reads_class_token:
         text += " Before block 1, the class token is equal for all images, so its similarity is undefined (empty)."
-    return f"{text} CKA near 1: the representation hardly changes between the two blocks."
+    return f"{text} CKA near 1: the representation hardly changes between the blocks of that row and column."
 
 
 def _choose_evenly_spaced_indices(num_images: int) -> Tensor:

@@ -139,7 +139,8 @@ def _explain_intervals_and_differences(results: StudyResults) -> str:
             num_pairs = math.comb(len(results.combinations), 2)
             sentences.append(f"{corrected} are corrected for all {num_pairs:,} pairs of combinations (Bonferroni).")
         sentences.append(
-            "The highest accuracy is subject to selection bias: it is probably too high. Repeat it with new seeds."
+            "The highest mean was selected after the runs, so it is probably too high (selection bias). Train that "
+            "combination again with new seeds."
         )
     return " ".join(sentences)
 
@@ -179,8 +180,8 @@ def _draw_accuracy_and_cost_pareto_fronts(results: StudyResults) -> Figure:
             for cell, draw_interval in zip(results.combinations, has_interval, strict=True)
         ]
     caption = (
-        "Orange: the Pareto front, i.e. combinations for which no other is at least as accurate and at most as costly, "
-        "and better in one of the two."
+        "Orange: the Pareto front. Any combination that is more accurate than one of these costs more, and any that is "
+        "cheaper is less accurate."
     )
     if any(has_interval):
         caption += " Bars: 95 % confidence interval of the mean (three seeds or more)."

@@ -71,7 +71,11 @@ def open_image_folder(
     if len(classes) < min_classes:
         required = "at least two class folders" if min_classes == 2 else "at least one class folder"
         contents = ", ".join(classes) if classes else _describe_folder_without_classes(folders["train"])
-        hint = _suggest_inner_folder(folders["train"]) if classes else " If a table has the classes, set data.labels."
+        hint = (
+            _suggest_inner_folder(folders["train"])
+            if classes
+            else " If a table lists the class of each file, set data.labels=TABLE."
+        )
         raise UserError(f"{folders['train']} needs {required}; it has {contents}.{hint}")
     if unprintable := next((name for name in classes if not name.isprintable()), None):
         raise UserError(f"The class folder {unprintable!r} has a control character in its name. Rename the folder.")

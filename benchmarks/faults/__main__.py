@@ -45,7 +45,7 @@ FAMILIES = (
     Family(fuzzing.fuzz_model_config, 280, 10, 27),
     Family(fuzzing.fuzz_checkpoints, 150, 4, 45),
     Family(fuzzing.fuzz_run_files, 150, 10, 40),
-    Family(damage.flip_bits_in_checkpoints, 308, 3, 130),
+    Family(damage.flip_bits_in_checkpoints, 308, 4, 130),
     Family(damage.flip_bits_in_weights, 80, 4, 16),
     Family(damage.fill_disk, 15, 1, 20),
     Family(damage.resume_concurrently, 20, 1, 20),

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import vitascope
+from tests.training.killing import interrupt_after_one_epoch
 from tests.training.test_runs import same_weights
 from tests.training.tiny import TINY, untimed
 from vitascope import UserError
@@ -16,7 +17,6 @@ from vitascope.data.dataset import DataSource
 from vitascope.data.open_data import load_train_and_validation_data, open_data_by_name_or_path
 from vitascope.data.sources.label_table import read_label_rows
 from vitascope.run.directory import Run
-from vitascope.training import loop
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "photos" / "imagenet"
 ROWS = [("a.png", "cat"), ("deep/b.png", "dog"), ("c.png", "cat"), ("deep/d.png", "dog")]
@@ -234,14 +234,7 @@ def test_a_run_with_a_table_is_the_same_in_memory_and_on_demand(twenty, tmp_path
 
 
 def test_a_run_is_not_resumed_with_other_labels(twenty, tmp_path, monkeypatch) -> None:
-    real = loop.log_epoch_and_keep_best
-
-    def log_one_epoch(state, *rest):
-        if state.epoch == 2:
-            raise KeyboardInterrupt
-        return real(state, *rest)
-
-    monkeypatch.setattr(loop, "log_epoch_and_keep_best", log_one_epoch)
+    interrupt_after_one_epoch(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         train_twenty(twenty, tmp_path / "runs", **{"data.validation": 0})
     monkeypatch.undo()

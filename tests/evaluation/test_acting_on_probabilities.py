@@ -216,8 +216,8 @@ def test_the_threshold_is_chosen_on_validation_images_and_also_measured_on_the_t
     assert on_validation.coverage.row_at_suggested_threshold == chosen.row and 1 - chosen.row.accuracy <= 0.1
     lower = [row for row in on_validation.coverage.rows if row.threshold < chosen.row.threshold]
     assert all(1 - row.accuracy > 0.1 for row in lower)
-    told = on_test.as_dict()["coverage"]
-    assert {row["threshold"] for row in told["rows"]} == {*TABLE_THRESHOLDS, chosen.row.threshold}
+    coverage_report = on_test.as_dict()["coverage"]
+    assert {row["threshold"] for row in coverage_report["rows"]} == {*TABLE_THRESHOLDS, chosen.row.threshold}
     at_threshold = on_test.coverage.row_at_suggested_threshold
     answered = model.predict(on_test.eval_data.samples.images, threshold=chosen.row.threshold)
     assert sum(not item.is_unsure for item in answered) == at_threshold.answered
@@ -274,10 +274,14 @@ def test_predict_tells_how_to_calibrate_and_then_that_it_is_calibrated(vitascope
     assert " of 90 images answered (" in answer.out and "chosen on the 90 validation images" in answer.out
     second, unscaled = vitascope(*command), vitascope(*command, "--temperature", "1")
     assert second.err.count("\n") == 1 and "--temperature 1 switches this off" in second.err and not unscaled.err
-    told = [json.loads(answer.out) for answer in (first, second, unscaled)]
-    assert told[0] == told[2] and {item["temperature"] for item in told[0]} == {1.0}
-    assert [item["class"] for item in told[0]] == [item["class"] for item in told[1]]
-    assert {item["temperature"] for item in told[1]} == {package.open_model(photos).find_temperature().value}
+    predictions_by_run = [json.loads(answer.out) for answer in (first, second, unscaled)]
+    assert predictions_by_run[0] == predictions_by_run[2] and {
+        item["temperature"] for item in predictions_by_run[0]
+    } == {1.0}
+    assert [item["class"] for item in predictions_by_run[0]] == [item["class"] for item in predictions_by_run[1]]
+    assert {item["temperature"] for item in predictions_by_run[1]} == {
+        package.open_model(photos).find_temperature().value
+    }
     assert vitascope("predict", "runs/digits", "photos", "--temperature", "0").code == 2
     for command in (("embed", "runs/digits", "photos", "--out", "f.npz"), ("similar", "runs/digits", "photos/0.png")):
         assert "Note: Logits are divided by the run's temperature" in vitascope(*command).err

@@ -1,9 +1,13 @@
-"""Run a command in another process and kill it after a given epoch."""
+"""Interrupt a training after an epoch: kill it in another process, or raise KeyboardInterrupt in this one."""
 
 import os
 import signal
 import subprocess
 import sys
+
+import pytest
+
+from vitascope.training import loop
 
 KILLED = """
 import os, signal, sys
@@ -28,3 +32,15 @@ def kill_after_epoch(epoch: int, *args: str, when: str = "True") -> None:
     code = KILLED.format(epoch=epoch, when=when)
     process = subprocess.run([sys.executable, "-c", code, *args], env=environment, stdout=subprocess.DEVNULL)
     assert process.returncode == -signal.SIGKILL
+
+
+def interrupt_after_one_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make training raise KeyboardInterrupt when its second epoch ends."""
+    log_epoch_and_keep_best = loop.log_epoch_and_keep_best
+
+    def log_one_epoch(state, *rest):
+        if state.epoch == 2:
+            raise KeyboardInterrupt
+        return log_epoch_and_keep_best(state, *rest)
+
+    monkeypatch.setattr(loop, "log_epoch_and_keep_best", log_one_epoch)

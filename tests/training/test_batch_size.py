@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import vitascope
+from tests.training.killing import interrupt_after_one_epoch
 from tests.training.test_runs import same_weights
 from tests.training.tiny import TINY, untimed
 from vitascope.data.config import DataConfig
@@ -16,7 +17,6 @@ from vitascope.data.open_data import load_train_and_validation_data
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.train import TrainConfig
-from vitascope.training import loop
 from vitascope.training.engines.batched_runs import train_batched_runs
 from vitascope.training.messages import choose_batch_size, describe_batch_size_change
 
@@ -98,14 +98,7 @@ def test_a_run_stores_the_batch_size_it_used_and_is_resumed_with_it(photos, tmp_
     sentence = "train.batch_size: 40 → 27, because 40 would leave 14 of 54 images out of each epoch."
     assert capsys.readouterr().out.count(sentence) == 1
     assert run.recipe.train.batch_size == 27 and run.metrics[-1]["images_seen"] == 3 * 54
-    real = loop.log_epoch_and_keep_best
-
-    def log_one_epoch(state, *rest):
-        if state.epoch == 2:
-            raise KeyboardInterrupt
-        return real(state, *rest)
-
-    monkeypatch.setattr(loop, "log_epoch_and_keep_best", log_one_epoch)
+    interrupt_after_one_epoch(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         vitascope.train("digits", runs=tmp_path / "cut", quiet=True, **make_settings(photos))
     monkeypatch.undo()

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import vitascope
+from tests.training.killing import interrupt_after_one_epoch
 from tests.training.test_captured import GraphReplayedByHand, train_epochs
 from tests.training.test_mid_epoch import interrupt_within_epoch, resume_within_epoch
 from tests.training.test_runs import same_weights
@@ -71,14 +72,8 @@ def test_a_run_does_not_depend_on_where_the_images_are(photos, tmp_path, setting
 def test_an_interrupted_run_is_resumed_with_the_other_kind_of_memory(
     photos, tmp_path, monkeypatch, first, second
 ) -> None:
-    whole, real = train_photos(photos, tmp_path / "whole", None), loop.log_epoch_and_keep_best
-
-    def log_one_epoch(state, *rest):
-        if state.epoch == 2:
-            raise KeyboardInterrupt
-        return real(state, *rest)
-
-    monkeypatch.setattr(loop, "log_epoch_and_keep_best", log_one_epoch)
+    whole = train_photos(photos, tmp_path / "whole", None)
+    interrupt_after_one_epoch(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         train_photos(photos, tmp_path / "cut", first)
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Locks on runs: one process at a time trains or deletes a run, and an ended process blocks nobody."""
+"""Locks on runs: one process at a time trains or deletes a run, and the lock of an ended process is taken over."""
 
 import json
 import os

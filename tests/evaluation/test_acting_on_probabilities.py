@@ -19,7 +19,6 @@ from vitascope import UserError
 from vitascope.cli.coverage import _describe_reliability, describe_suggested_threshold
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.draw.explanation import draw_heat_maps_over_image
-from vitascope.evaluation.calibration import wilson_interval
 from vitascope.evaluation.coverage import (
     TABLE_THRESHOLDS,
     THRESHOLDS,
@@ -33,6 +32,7 @@ from vitascope.evaluation.embedding import predict_with_features
 from vitascope.evaluation.figures import draw_evaluation_figures
 from vitascope.explain.report import evaluate_and_write_html_report
 from vitascope.inference.prediction import LoadedImages, build_predictions
+from vitascope.inference.scoring import wilson_interval
 from vitascope.run.images import load_run_split_if_any
 from vitascope.run.test_set_log import read_test_set_log
 

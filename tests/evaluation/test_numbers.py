@@ -13,7 +13,6 @@ from vitascope.evaluation.calibration import (
     compute_calibration_and_scores,
     compute_temperature_scaled_calibration,
     fit_temperature_within_bounds,
-    wilson_interval,
 )
 from vitascope.evaluation.evaluate import top_k_accuracy
 from vitascope.evaluation.report import (
@@ -21,6 +20,7 @@ from vitascope.evaluation.report import (
     compute_confusion_matrix,
     list_most_frequent_wrong_predictions,
 )
+from vitascope.inference.scoring import wilson_interval
 
 
 @pytest.mark.parametrize(

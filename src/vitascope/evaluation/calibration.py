@@ -7,8 +7,6 @@ import torch
 from torch.nn import functional as F
 
 from vitascope.data.dataset import Labels
-from vitascope.inference.scoring import Interval as Interval
-from vitascope.inference.scoring import wilson_interval as wilson_interval
 from vitascope.shapes import Logits
 
 NUM_BINS = 15

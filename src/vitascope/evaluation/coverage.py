@@ -5,7 +5,7 @@ from typing import Any
 
 from vitascope.data.dataset import Labels
 from vitascope.errors import UserError
-from vitascope.evaluation.calibration import Interval, wilson_interval
+from vitascope.inference.scoring import Interval, wilson_interval
 from vitascope.shapes import Logits
 
 DEFAULT_TARGET_ERROR = 0.02

@@ -22,10 +22,11 @@ from vitascope.draw.html import Part, Picture, Table
 from vitascope.draw.images import draw_image_tiles
 from vitascope.draw.style import save_figure, shorten_name
 from vitascope.errors import format_count
-from vitascope.evaluation.calibration import NUM_BINS, CalibrationBin, Interval
+from vitascope.evaluation.calibration import NUM_BINS, CalibrationBin
 from vitascope.evaluation.embedding import Neighbours
 from vitascope.evaluation.report import Evaluation, spell_out_split_name
 from vitascope.evaluation.robustness import RobustnessCurve
+from vitascope.inference.scoring import Interval
 from vitascope.number_format import format_number, format_percent
 from vitascope.run.directory import ExternalWeightsRun
 from vitascope.run.files import make_folder, read_json_object_or_empty, write_json

@@ -10,9 +10,9 @@ from typing import Any
 from vitascope.data.dataset import Dataset
 from vitascope.data.open_data import draw_stratified_subset_indices
 from vitascope.errors import UserError
-from vitascope.evaluation.calibration import Interval, wilson_interval
 from vitascope.evaluation.eval_data import load_eval_data
 from vitascope.inference.classifier import Classifier
+from vitascope.inference.scoring import Interval, wilson_interval
 from vitascope.run.images import load_run_split_if_any
 from vitascope.run.test_set_log import add_test_use_entry, log_test_set_result
 from vitascope.training.objectives.feature_metrics import (

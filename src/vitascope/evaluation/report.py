@@ -9,10 +9,11 @@ from torch import Tensor
 
 from vitascope.data.dataset import Labels
 from vitascope.errors import format_count
-from vitascope.evaluation.calibration import Calibration, Interval, TemperatureScaling, wilson_interval
+from vitascope.evaluation.calibration import Calibration, TemperatureScaling
 from vitascope.evaluation.coverage import Coverage
 from vitascope.evaluation.eval_data import EvalData
 from vitascope.evaluation.robustness import RobustnessCurve
+from vitascope.inference.scoring import Interval, wilson_interval
 from vitascope.run.directory import Run
 from vitascope.run.temperature import RunTemperature
 

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from vitascope.data.dataset import Dataset
 from vitascope.data.open_data import draw_stratified_subset_indices
-from vitascope.evaluation.calibration import Interval, wilson_interval
 from vitascope.inference.classifier import Classifier
+from vitascope.inference.scoring import Interval, wilson_interval
 from vitascope.shapes import Images
 
 CorruptionFunction = Callable[[Images, float, int], Images]  # images, level, a seed
